@@ -1,8 +1,9 @@
 """The example that `icebear demo` and the app begin with."""
 
+from icebear.models.loading.presets import DEFAULT as MODEL
 from icebear.records import Neuron
 
-MODEL = "smollm2-135m"
+__all__ = ["COUNTERFACTUAL", "MODEL", "NEURON", "PROMPT"]
 PROMPT = "The ice bear lives in the"
 COUNTERFACTUAL = "The wild camel lives in the"
 """It has as many tokens as the prompt."""

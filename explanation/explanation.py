@@ -24,6 +24,7 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord
+from icebear.concepts.stages.stage_sentences import leading_swap
 from icebear.concepts.stages.stages import Stages, stage_sites, stages_of, why_no_stages
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import projections
@@ -71,11 +72,13 @@ class Explanation(ExplainedPrediction):
         removal_control: RandomControl | None = None,
         cards: int = 0,
         with_nodes: bool = True,
+        named: Sequence[Neuron] = (),
     ) -> Explanation:
         """Explain an existing relevance.
 
         sizes: the numbers of nodes to ablate, of each site apart. cards: the number of neurons with a card from the
-            store. with_nodes: whether nodes are ranked, and what each does to the next word is measured.
+            store, those in `named` before the ranked ones. with_nodes: whether nodes are ranked, and what each does to
+            the next word is measured.
 
         Raises `InputError` as `Relevance.top` and `ablation` do.
         """
@@ -91,7 +94,7 @@ class Explanation(ExplainedPrediction):
         answer = effects_on_answer(each, relevance.target) if each else []
         nodes = explained_nodes(model, relevance, store, rows, words, dict(zip(measured, answer, strict=True)))
         uncompared = patched is not None and not relevance.counterfactual
-        neurons = list(dict.fromkeys(row.neuron for row in rows))[:cards]
+        neurons = list(dict.fromkeys((*named, *(row.neuron for row in rows))))[:cards]
         reading = model if mean_lens(model) else None  # else their lens would take longer than all the rest
         return cls(
             relevance,
@@ -122,13 +125,16 @@ class Explanation(ExplainedPrediction):
         against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
         title = f"Why {relevance.target_text!r}{against}?"
         cards = [(str(card.neuron), card_fragment(card)) for card in self.cards]
+        details = cards or [(str(row.neuron), vocabulary_html(row)) for row in self.projections[:CARDS]]
+        known = {name for name, _ in details}
         body = render(
             "icebear.explanation/explanation.html",
             explanation=self,
             sentences=sentences,
-            stages=stage_fragment(self.stages, sentences.stage_notes(self)) if self.stages else "",
+            stages=stage_fragment(self.stages, sentences.stage_notes(self), known) if self.stages else "",
             title=title,
-            details=cards or [(str(row.neuron), vocabulary_html(row)) for row in self.projections[:CARDS]],
+            details=details,
+            linked=known,
         )
         html = page(title, body, STYLE + LOOK)
         if path is not None:
@@ -266,8 +272,16 @@ def explain_relevance(
         removal_control=token_removal_control(model, relevance) if unstaged and next_token else None,
         cards=cards,
         with_nodes=stages is None or not is_screen,
+        named=_named(stages, store) if stages and store else (),
     )
     return replace(explanation, stages=stages)
+
+
+def _named(stages: StageRecord, store: Store) -> list[Neuron]:
+    """Return what the stages name and the store has read: the head of the headline, then the first neurons."""
+    swap = leading_swap(stages)
+    nodes = [*([swap.neuron] if swap else []), *(node.neuron for node in stages.neurons)]
+    return [node for node in nodes if node.site in store.facts.all()["sites"]]
 
 
 def with_changes(explanation: Explanation) -> Explanation:

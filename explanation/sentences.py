@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from icebear.concepts.answers.content_words import is_content, words_of
 from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.stages.stage_records import SMALL
-from icebear.concepts.stages.stage_sentences import stage_lines, transfer_text
+from icebear.concepts.stages.stage_sentences import card_sentence, stage_lines, transfer_text
 from icebear.lines import Line
 from icebear.render import characters
 
 if TYPE_CHECKING:
+    from icebear.concepts.answers.sources import SourceBreakdown
     from icebear.concepts.answers.what_if import WhatIf
     from icebear.concepts.nodes.controls import Ablation
     from icebear.concepts.results.result import Relevance
@@ -29,8 +30,8 @@ NAMED_SHARE = 0.95
 """Tokens are named until their shares sum to this."""
 NAMED_TOKENS = 3
 """The largest number of tokens that are named."""
-ALL = 1.05
-"""A larger share is called all, because no more than all can be accounted for."""
+NEARLY_ALL, ALL = 0.995, 1.05
+"""A share between them is called all; of a larger one it is said that others work against it."""
 
 
 def tokens_sentence(relevance: Relevance) -> str:
@@ -75,7 +76,8 @@ def _accounting(relevance: Relevance) -> str:
     if relevance.image:
         listed = f"The {patch if len(words) == 1 else patches} {listed} (row,column)"
     explained = "the difference" if compared else f"the relevance of the {patches}"
-    much = f"{share:.0%} of {explained}" if share <= ALL else f"all of {explained}, and others work against it"
+    much = f"{share:.0%} of {explained}" if share < NEARLY_ALL else f"all of {explained}"
+    much += ", and others work against it" * (share > ALL)
     return f"{listed} account{'s' if len(words) == 1 else ''} for {much}."
 
 
@@ -98,6 +100,11 @@ def check_sentence(relevance: Relevance) -> str:
     return f"Method check: {passed if relevance.counterfactual else ''}{relevance.conservation_text()}."
 
 
+def through_text(sources: SourceBreakdown) -> str:
+    """Say what of an answer is left without FFN neurons."""
+    return f"With all FFN neurons blocked, {1 - sources.through_ffn:z.0%} of the relevance is left"
+
+
 def hardly_differs(ablation: Ablation) -> str:
     """Say that shares of a difference of less than `SMALL` mean little; empty for a larger one."""
     if abs(ablation.difference) >= SMALL:
@@ -116,7 +123,8 @@ def empty_shares(ablations: Sequence[Ablation]) -> dict[str, float]:
 def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     """Return the lines before and after the tokens of the prompt; an answer with stages has only theirs."""
     if explanation.stages:
-        return stage_lines(explanation.stages, stage_notes(explanation)), []
+        begun = word_sentence(explanation.what_if)
+        return [*([Line(begun)] if begun else []), *stage_lines(explanation.stages, stage_notes(explanation))], []
     nodes = [] if explanation.random_effects else [_node(node) for node in explanation.nodes]
     exchanged = explanation.what_if
     after = [
@@ -126,16 +134,32 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
         *nodes,
         Line(""),
         Line("" if exchanged else comparison_hint(explanation)),
+        Line(card_hint(explanation), "dim"),
     ]
     after = [line for line, following in zip(after, [*after[1:], Line("")], strict=True) if line.text or following.text]
     return _predictions(explanation), after
 
 
+def card_hint(explanation: ExplainedPrediction) -> str:
+    """Say which command opens the card of the first neuron that is named; empty if none is."""
+    control = explanation.random_effect
+    named = [node for node in explanation.nodes if not control or abs(node.effect or 0) > control]
+    named.sort(key=lambda node: -abs(node.effect or 0))
+    return card_sentence(str(named[0].ranked.neuron), explanation.relevance.made_with) if named else ""
+
+
+def word_sentence(exchanged: WhatIf | None) -> str:
+    """Say which word the explained token begins, if it is not a word by itself."""
+    if exchanged is None or not exchanged.begun_word:
+        return ""
+    return f"{exchanged.explained.token_text!r} begins {exchanged.begun_word!r}."
+
+
 def exchange_lines(exchanged: WhatIf) -> list[Line]:
-    """Return the table of exchanges with its control, under the sentence that says what the answer hangs on."""
-    lines = [Line(""), Line(str(exchanged), "bold")]
+    """Return the table of exchanges with its control."""
     if not exchanged.exchanges:
-        return lines
+        return []
+    lines = [Line("")]
     word, instead, answer = (
         max(len(text(row)) for row in exchanged.shown)
         for text in (lambda x: x.word, lambda x: x.instead, lambda x: repr(x.answer))
@@ -144,9 +168,14 @@ def exchange_lines(exchanged: WhatIf) -> list[Line]:
         probable = f"{row.answer!r:{answer}} {row.probability:.2f}"
         text = f" {number} {row.word:{word}} -> {row.instead:{instead}}  {probable}  {row.change:+.1f}"
         lines += [Line(text, wraps=False), Line(f"     {exchanged.command(row)}", "dim", indent=5)]
+    return [*lines, Line(f"   {control_text(exchanged)}")]
+
+
+def control_text(exchanged: WhatIf) -> str:
+    """Say what the change of an exchange is, and its control."""
     low, high = exchanged.control or (0.0, 0.0)
     control = f"exchanges of all other words: {low:+.1f} to {high:+.1f}" if exchanged.control else "too few other words"
-    return [*lines, Line(f"   (change of the log-odds of {exchanged.explained.text!r}, in nats) [{control}]")]
+    return f"(change of the log-odds of {exchanged.explained.text!r}, in nats) [{control}]"
 
 
 def stage_notes(explanation: ExplainedPrediction) -> list[str]:
@@ -212,8 +241,11 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
     head = Line(f"Why {relevance.target_text!r}{against}?  method: {method}", "bold")
     predicted = [head, Line(f"Predicted: {_listed(relevance.predictions)}")]
     exchanged = explanation.what_if
+    if begun := word_sentence(exchanged):
+        predicted[1:1] = [Line(begun)]
     if exchanged and exchanged.explained_after:
         predicted[1:1] = [Line(f"Explained after {exchanged.explained_after!r}, which is the likeliest beginning.")]
+    predicted += [Line(str(exchanged), "bold")] if exchanged else []
     if compared and compared.predictions:
         where = "in" if relevance.image else "after"
         predicted.append(Line(f"Counterfactual: {_listed(compared.predictions)}, {where} {compared.texts[0]}"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 from unicodedata import combining
 
@@ -17,6 +18,8 @@ POSITIVE = (178, 24, 43)
 NEGATIVE = (33, 102, 172)
 """Blue, the other end."""
 
+NAME = re.compile(r"\b(L\d+\.[a-z]+\.\d+)\b")
+"""A neuron or head, as `icebear.records.Neuron` writes it."""
 PART = "[part of a character]"
 """In place of a token that is no text without others."""
 JOINER = "\u200d"
@@ -31,7 +34,9 @@ def environment() -> Environment:
     jinja = Environment(
         loader=FunctionLoader(_source), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    jinja.filters.update(number=format, visible=visible, repr=repr, made_with=made_with_line, xml=_xml, style=style)
+    jinja.filters.update(
+        number=format, visible=visible, repr=repr, made_with=made_with_line, xml=_xml, style=style, linked=linked
+    )
     jinja.globals.update(heatmap=heatmap, marked=marked)
     return jinja
 
@@ -78,6 +83,18 @@ def style(share: float) -> str:
     return f"background:rgba({red},{green},{blue},{min(1.0, abs(share)):.2f}){text}"
 
 
+def linked(text: str, cards: Collection[str] | None = ()) -> Markup:
+    """Escape a text whose names of neurons and heads are links to their cards.
+
+    cards: the names that the page has cards of; None if it opens a card on a click (`data-neuron`)."""
+    parts = NAME.split(text)  # every second one is a name
+    link = Markup('<a href="#{0}" data-neuron="{0}" style="color:inherit">{0}</a>')
+    return Markup().join(
+        link.format(part) if number % 2 and (cards is None or part in cards) else part
+        for number, part in enumerate(parts)
+    )
+
+
 def normalized(values: list[float], apart: Collection[int] = ()) -> list[float]:
     """Divide values by the largest magnitude, without the positions in `apart`."""
     largest = max((abs(value) for position, value in enumerate(values) if position not in apart), default=0) or 1.0
@@ -95,16 +112,18 @@ def heatmap(
     sinks: Sequence[int] = (),
     template: Sequence[int] = (),
     full_color: float = 0.0,
+    picks: Mapping[int, str] = MappingProxyType({}),
 ) -> Markup:
     """Return tokens on the color of their relevance; those of one character stand together, with their largest value.
 
     The value appears on hover, and on the token that has the focus; sinks have a dotted outline, the tokens of a chat
-    template are gray. full_color: the value of the darkest color, unless the largest one is larger."""
+    template are gray. full_color: the value of the darkest color, unless the largest one is larger. picks: positions of
+    tokens that are underlined, and can be clicked on -> their `data-pick`."""
     shares, rows = normalized([*values, full_color], set(template)), []
     for positions in characters(tokens):
         largest = max(positions, key=lambda position: abs(values[position]))
         rows.append((largest, "".join(tokens[position] for position in positions), values[largest], shares[largest]))
-    return render("icebear/heatmap.html", rows=rows, sinks=sinks, template_positions=template)
+    return render("icebear/heatmap.html", rows=rows, sinks=sinks, template_positions=template, picks=picks)
 
 
 def characters(tokens: Sequence[str]) -> list[list[int]]:

@@ -389,11 +389,11 @@ def no_stages(monkeypatch):
 
     def forget():
         background.shared().staged.clear()
-        counterfactuals._choosing.clear()
+        counterfactuals._exchanging.clear()
 
     forget()
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
-    monkeypatch.setattr("icebear.concepts.answers.what_if.chosen_counterfactual", lambda *arguments: None)
+    monkeypatch.setattr("icebear.concepts.answers.what_if.look_unasked", lambda *arguments: None)
     yield
     forget()
 

@@ -35,8 +35,11 @@ from icebear.app.web.shared import counterfactuals as boxes
 from icebear.app.web.shared.background import Job, Shared, shared
 from icebear.app.web.why import measuring
 from icebear.concepts.answers import what_if
+from icebear.concepts.answers.comparisons import Exchange
+from icebear.concepts.answers.likely_words import LikelyWord
 from icebear.concepts.stages.stage_picture import APART, LINE_HEIGHT, arrows, on_paper, stage_picture
-from icebear.concepts.stages.stage_sentences import headline
+from icebear.concepts.stages.stage_records import RandomSwap
+from icebear.concepts.stages.stage_sentences import headline, headline_control, leading_swap, probability_text
 from icebear.errors import IcebearError
 from icebear.explanation.explanation import saved_stages, saved_tokens
 from icebear.explanation.saved import SavedExplanation
@@ -91,10 +94,10 @@ def test_what_is_switched_off_takes_its_counterfactual_value(environment, smol, 
     """In an example from a file, as its swap; and together, as with hooks in `Stages`."""
     saved = gallery.example("geography").explanation.stages
     page = visit()
-    assert "switched off</span>" not in text(page)
+    assert numbers(page) == []
     swap = saved.swaps[0]
     one(page.toggle, str(swap.neuron)).set_value(False).run()
-    assert numbers(fine(page)) == [f"{value:.2f}" for value in (*swap.after,)]
+    assert numbers(fine(page)) == list(map(probability_text, swap.after))
     _, verb, prompt, _, edit, *_ = shlex.split(page.code[0].value)
     with steer(smol, [edit]):
         after = smol.next_logits(prompt).softmax(-1)[smol.tokens_of(" Paris")[0]]
@@ -104,7 +107,7 @@ def test_what_is_switched_off_takes_its_counterfactual_value(environment, smol, 
     page.run()
     found = stages(smol, FRANCE, " Paris", " Rome", "The capital of Italy is")
     after = found.swapped([node.neuron for node in (*saved.heads, *saved.neurons)])
-    assert numbers(fine(page)) == [f"{value:.2f}" for value in after]
+    assert numbers(fine(page)) == list(map(probability_text, after))
 
 
 def shapes(html):
@@ -118,8 +121,9 @@ def one(elements, label):
 
 
 def numbers(page):
-    """The probabilities of the target and the contrast, with what is switched off."""
-    return re.findall(r'switched off</span><div>.*?</div><span class="[a-z]*">(.*?)</span>', text(page))
+    """The probabilities of the target and the contrast in the picture, where what is switched off has changed them."""
+    answers = re.findall(r'<g class="answer">.*?</g>', text(page), re.DOTALL)
+    return re.findall(r'font-weight="600">(.*?)</text>', "".join(answers))
 
 
 def test_stages_of_an_own_prompt(environment, smol, few_contexts):
@@ -140,20 +144,25 @@ def test_without_a_counterfactual_effects_are_shown(environment, smol):
     above = [node for node in explanation.nodes if abs(node.effect) > explanation.random_effect]
     assert above
     for node in explanation.nodes:
-        assert (markdown.plain(f"{node.ranked.neuron} at") in text(page)) == (node in above)
+        assert (f">{node.ranked.neuron}</a> at" in text(page)) == (node in above)
     assert not page.toggle
-    assert not page.get("bidi_component")
+
+
+def words_to_click(relevance):
+    """The tokens of the ice bear, whose content words can be exchanged."""
+    picks = {1: "1-2", 2: "2-3", 3: "3-4"}
+    return heatmap(list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks, picks=picks)
 
 
 def test_an_own_prompt(environment, smol, no_stages):
     page = fine(visit(prompt=ICE_BEAR, counterfactual=CAMEL))
     relevance = attribute(smol, ICE_BEAR, counterfactual=CAMEL)
-    assert heatmap(list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks) in text(page)
+    assert words_to_click(relevance) in text(page)
     assert page.get_by_key("contrast").placeholder == "Arabian"
     contrast = page.get_by_key("contrast")
     contrast.set_value(next(option for option in contrast.options if option.startswith("desert"))).run()
     relevance = attribute(smol, ICE_BEAR, contrast=" desert", counterfactual=CAMEL)
-    assert heatmap(list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks) in text(page)
+    assert words_to_click(relevance) in text(page)
     assert visit(prompt=ICE_BEAR, counterfactual=CAMEL, contrast=" Arctic").error  # rather than Arctic
     page.get_by_key("target").set_value("New York City").run()
     assert markdown.word("New York City") in text(fine(page))  # of which only the first token is explained
@@ -340,25 +349,29 @@ def test_a_page_that_is_drawn_is_waited_for(environment, monkeypatch):
     assert not background.anyone_waits()
 
 
-@pytest.mark.parametrize(
-    ("alone", "random", "without", "said"),
-    [
-        (0.8, 0.0, 0.9, {"80%", "90%"}),
-        (0.04, 0.03, 0.9, {"no more than random"}),
-        (1.4, 0.0, 0.9, {"overshoots"}),
-        (0.8, 0.0, 4.92, {"overshoots"}),
-    ],
-)
-def test_the_headline_is_a_finding_or_says_that_there_is_none(alone, random, without, said):
-    saved = replace(gallery.example("geography").explanation.stages, alone=alone, random=random, without=without)
-    known = {"no more than random", "overshoots"}
-    assert all(part in headline(saved) for part in said)
-    assert not any(part in headline(saved) for part in known - said)
-    small = replace(
-        saved, prompt=replace(saved.prompt, number=0.5), counterfactual=replace(saved.counterfactual, number=0.3)
-    )
-    assert "%" not in headline(small)
-    assert headline(replace(saved, alone=None)) == ""
+@pytest.mark.parametrize("name", gallery.NAMES)
+def test_the_headline_is_one_sentence_of_at_most_25_words_with_its_control(name):
+    stages = gallery.example(name).explanation.stages
+    assert len(headline(stages).split()) <= 25
+    assert headline(stages).count(". ") == 0
+    swap = leading_swap(stages)
+    assert bool(swap) == bool(headline_control(stages)) == (str(swap and swap.neuron) in headline(stages))
+
+
+def test_the_headline_names_a_head_only_where_random_ones_change_less():
+    stages = gallery.example("geography").explanation.stages
+    swap = leading_swap(stages)
+    assert swap.neuron == Neuron(23, "head", 4)
+    assert f"{swap.after[0]:.1g}" in headline(stages)
+    as_random = replace(stages, random_swaps=(RandomSwap(Neuron(1, "head", 1), (0.0, 1.0)),))
+    weak = replace(stages, swaps=tuple(replace(swap, after=swap.before) for swap in stages.swaps))
+    little = replace(stages, counterfactual=replace(stages.counterfactual, number=stages.prompt.number - 0.5))
+    for other in (as_random, weak, little, replace(stages, alone=0.04, random=0.03), replace(stages, alone=None)):
+        assert leading_swap(other) is None
+        assert "L23.head.4" not in headline(other)
+    assert headline(replace(stages, alone=None)) == ""
+    spread = replace(stages, neurons=stages.neurons * 20)
+    assert str(len(spread.heads) + len(spread.neurons)) in headline(spread)
 
 
 def test_views_begin_with_the_question_of_the_first_example(environment):
@@ -445,11 +458,21 @@ def chosen(environment, no_stages, monkeypatch):
     texts = {}
     monkeypatch.setattr(jobs, "QUICK", 20)  # on any machine it is chosen before the page goes on
 
-    def choose(model, prompt):
-        return texts.get(prompt)
+    def look(model, prompt):
+        return exchanged(prompt, texts[prompt]) if prompt in texts else None
 
-    monkeypatch.setattr(what_if, "chosen_counterfactual", choose)
+    monkeypatch.setattr(what_if, "look_unasked", look)
     return texts
+
+
+def exchanged(prompt, *texts, after=""):
+    """Exchanges of the second token of a prompt, all of which are comparisons."""
+    word = LikelyWord(1, " Paris", " Paris", 0.5, ())
+    rows = [
+        Exchange("bear", 1, 1, "camel", (2,), " sand", 0.3, -3.0, text, LikelyWord(5, " sand", " sand", 0.3, (7,)), 1.0)
+        for text in texts
+    ]
+    return what_if.WhatIf(prompt, word, after, True, tuple(rows), {})
 
 
 def typed(page, prompt):
@@ -480,7 +503,7 @@ def says_chosen(page, counterfactual):
 def test_a_typed_prompt_is_compared_with_what_the_command_line_chooses(environment, smol, monkeypatch):
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
     page = fine(visit(prompt=ICE_BEAR))
-    other = what_if.chosen_counterfactual(smol, FRANCE)
+    other = what_if.look(smol, FRANCE).comparisons[0].text
     typed(page, FRANCE)
     deadline = time.monotonic() + 20
     while not page.get_by_key("counterfactual").value and time.monotonic() < deadline:
@@ -519,6 +542,79 @@ def test_without_a_good_counterfactual_the_field_stays_empty(chosen):
     assert typed(page, "The small bear lives in the") == ""
     assert says_chosen(page, None)
     assert "heat answer" in text(page)
+
+
+def test_the_next_comparisons_stand_beside_the_chosen_one(chosen, monkeypatch):
+    prompt, others = "The tall bear lives in the", ["The tall camel sat in the", "The tall lion sat in the"]
+    looked = exchanged(prompt, CAMEL, *others, "The tall wolf sat in the")
+    monkeypatch.setattr(what_if, "look_unasked", lambda *arguments: looked)
+    page = fine(visit(prompt=ICE_BEAR))
+    assert typed(page, prompt) == CAMEL
+    assert {button.key for button in page.button if str(button.key).startswith("other_")} == {"other_0", "other_1"}
+    page.get_by_key("other_1").click().run()
+    assert fine(page).get_by_key("counterfactual").value == others[1]
+    assert not says_chosen(page, others[1])
+    page.get_by_key("other_0").click().run()
+    assert fine(page).get_by_key("counterfactual").value == CAMEL
+
+
+def test_a_click_on_a_word_offers_its_exchanges_and_ones_own(environment, smol, no_stages, monkeypatch):
+    """Choosing one fills both prompts, with the words that the explained one comes after."""
+    monkeypatch.undo()
+    monkeypatch.setattr(jobs, "QUICK", 60)
+    prompt = "The chef added salt to the"
+    looked = what_if.look(smol, prompt)
+    page = fine(visit(prompt=prompt))
+    assert {row.text for row in looked.shown} == {looked_at(looked, button).text for button in offers(page, "shown")}
+    page.session_state["word"] = (prompt, "1-2")
+    of_chef = [row for row in looked.exchanges if row.position == 1]
+    assert [looked_at(looked, button) for button in offers(fine(page.run()), "word")] == of_chef
+    page.get_by_key("own_word").set_value("baker").run()
+    offers(fine(page), "own")[0].click().run()
+    baker = next(row for row in of_chef if row.instead == "baker")
+    assert fine(page).get_by_key("counterfactual").value == baker.text
+    assert page.get_by_key("contrast").value == baker.likely.token_text
+    assert page.session_state["word"] is None
+
+
+def test_a_word_of_other_length_is_replaced_by_the_nearest_that_fits(smol):
+    prompt = "She speaks fluent French because she was born in"
+    looked = what_if.look(smol, prompt)
+    given = what_if.own_exchange(smol, looked, (3, 4), "Spanish")
+    assert (given.instead, given.length, len(given.tokens)) == ("Spanish", 1, 1)
+    logits = [smol.next_logits(text) for text in (prompt, given.text)]
+    before, after = (what_if.log_odds(x.float(), looked.explained.token) for x in logits)
+    assert given.change == pytest.approx(after - before, abs=1e-3)
+    long = "Luxembourgish"
+    assert len(smol.tokens_of(f" {long}")) > 1
+    nearest = what_if.own_exchange(smol, looked, (3, 4), long)
+    assert len(nearest.tokens) == 1
+    assert nearest.instead not in (long, "French")
+
+
+def offers(page, key):
+    return [button for button in page.button if str(button.key).startswith(f"{key}_")]
+
+
+def looked_at(looked, button):
+    """The exchange that a button offers."""
+    word, _, rest = button.label.partition(" → ")
+    return next(row for row in looked.exchanges if row.word == word and row.instead == rest.partition(":")[0])
+
+
+FIELDS = {"counterfactual": CAMEL, "target": " Arctic", "contrast": "desert", "switch": True, "word": (ICE_BEAR, "1-2")}
+
+
+@pytest.mark.parametrize("view", ["why", "circuit", "steer"])
+def test_nothing_outlives_its_prompt(environment, no_stages, view):
+    """But edits that are of no other prompt, which are tried on several."""
+    edits = f'L1.ffn.3+5\nL1.head.0<-"{CAMEL}"@last'
+    page = fine(visit(view, prompt=ICE_BEAR))
+    for name, value in (FIELDS | {"edits": edits}).items():
+        page.session_state[name] = value
+    page.get_by_key("prompt").set_value("The Roman Empire fell because of").run()
+    assert not [name for name in FIELDS if page.session_state.get(name)]
+    assert page.session_state["edits"] == "L1.ffn.3+5"
 
 
 def test_a_conversation_gets_no_counterfactual(chosen):

@@ -15,10 +15,9 @@ from test_tasks import make
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, explain, load_model, steer
 from icebear.app.cli.main import main
-from icebear.concepts.answers import what_if
 from icebear.concepts.answers.content_words import COMMON
 from icebear.concepts.answers.counterfactuals import FAR_ENOUGH, suggest_counterfactuals
-from icebear.concepts.answers.what_if import chosen_counterfactual
+from icebear.concepts.answers.what_if import look_unasked
 from icebear.concepts.methods.multipliers import alignment
 from icebear.errors import InputError, SameAnswer
 from icebear.evaluation.baselines import AttentionRollout
@@ -269,15 +268,11 @@ def test_no_suggestion_contains_the_answer(smol, few_tried):
 
 def test_where_nothing_can_be_exchanged_nothing_is_suggested(smol):
     assert suggest_counterfactuals(smol, "Bees make") == []
-    assert chosen_counterfactual(smol, "Bees make") is None
+    assert look_unasked(smol, "Bees make").comparisons == ()
 
 
-def test_a_text_is_compared_by_its_first_comparison(smol):
-    """Where its likeliest token is explained, which the app shows."""
-    prompt = "The capital of France is"
-    assert chosen_counterfactual(smol, prompt) == what_if.look(smol, prompt).comparisons[0].text
-    assert chosen_counterfactual(smol, "2 + 2 =") is None
-    assert chosen_counterfactual(smol, "The cat sat. " * 60) is None
+def test_words_of_a_long_text_are_not_exchanged_unasked(smol):
+    assert look_unasked(smol, "The cat sat. " * 60) is None
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,8 @@ def test_sentences_name_characters_and_no_more_than_all():
         return tokens_sentence(relevance)
 
     assert said([0.0, 0.1, 0.4, 0.5, 0.0], ["x", "a", "q", "\u0301", " b"]).startswith("'a' and 'q\u0301' account")
-    assert "100%" in said([0.5, 0.5], ["a", " b"])
+    assert "all of" in said([0.5, 0.5], ["a", " b"])
+    assert "%" not in said([0.52, 0.52, -0.04], ["a", " b", " c"])
     assert "%" not in said([2.0, -1.0], ["a", " b"])
     assert "single token" in said([1.0], ["a"])
 

@@ -26,8 +26,8 @@ from icebear.app.mcp.server import server
 from icebear.app.mcp.session import NEWEST, Session, with_arguments
 from icebear.concepts.answers import what_if
 from icebear.concepts.answers.comparisons import Exchange
-from icebear.concepts.answers.content_words import LikelyWord
 from icebear.concepts.answers.counterfactuals import Suggestion
+from icebear.concepts.answers.likely_words import LikelyWord
 from icebear.concepts.answers.what_if import WhatIf
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking

@@ -12,14 +12,8 @@ from test_cli import RUN, run
 from icebear import what_if
 from icebear.app.cli.main import main
 from icebear.concepts.answers.comparisons import GOOD_SCORE, LOST, one_word
-from icebear.concepts.answers.content_words import (
-    APPENDED,
-    LIKELY_SHARE,
-    Reader,
-    is_content,
-    likely_words,
-    words_of,
-)
+from icebear.concepts.answers.content_words import is_content, words_of
+from icebear.concepts.answers.likely_words import APPENDED, LIKELY_SHARE, Reader, likely_words
 from icebear.concepts.answers.what_if import SHOWN_EACH, SHOWN_WORDS, look
 from icebear.errors import InputError
 

@@ -16,6 +16,7 @@ from icebear.app.web.shared.explanations import answered, explained_words
 from icebear.concepts.answers.sources import SourceBreakdown, SourcePart, part_names, source_breakdown
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
+from icebear.explanation.sentences import through_text
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Chat
 
@@ -55,10 +56,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
         st.markdown(f"## Why {markdown.target_label(sources.relevance)}?")
         st.markdown(sentence(sources))
         st.html(bars(parts(sources)))
-        st.caption(
-            f"Red supports it, blue opposes it, in logits. {sources.through_ffn:.0%} passes through MLP neurons "
-            "(overlaps with the bars)."
-        )
+        st.caption(f"Red supports it, blue opposes it, in logits. {through_text(sources)} (overlaps with the bars).")
     return sources
 
 

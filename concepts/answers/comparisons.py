@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.answers.content_words import LikelyWord
 from icebear.concepts.answers.exchanges import Candidate, Embeddings
+from icebear.concepts.answers.likely_words import LikelyWord
 from icebear.models.model import Model
 
 GOOD_SCORE = 0.7

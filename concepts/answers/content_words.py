@@ -1,36 +1,15 @@
-"""Content words: which words of a prompt can be exchanged, and which word a prediction begins."""
+"""Content words: which words of a text say what it is about, told without a model."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
-
-import torch
-from torch import Tensor
-
-from icebear.concepts.passes.prefix import Prefix
-from icebear.models.model import Model
 
 COMMON = frozenset(Path(__file__).with_name("common.txt").read_text(encoding="utf-8").split())
 """The 200 most common English words."""
 SHORTEST = 3
 """The smallest number of letters of a word in a script with upper case."""
-COMPLETED = 3
-"""The largest number of tokens by which a word is completed."""
-LIKELY_SHARE = 1 / 3
-"""A word as likely as this share of the likeliest token is taken before a token that is no word."""
-LIKELIEST = 8
-"""The largest number of tokens among which it is looked for."""
-APPENDED = 4
-"""The largest number of tokens that are appended until a content word is likely."""
-PART = "\ufffd"
-"""In the text of a token that is a part of a character."""
-ROWS_PER_PASS = 16
-"""The number of prompts in a forward pass."""
 
 
 def is_content(text: str) -> bool:
@@ -57,125 +36,3 @@ def words_of(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
             start = None
         if inside and start is None:
             start = position
-
-
-@dataclass(frozen=True)
-class LikelyWord:
-    """The likeliest content word after a prompt, or the likeliest token where none is likely."""
-
-    token: int
-    """The first token of the word."""
-    token_text: str
-    text: str
-    """The word, completed."""
-    probability: float
-    """Of its first token."""
-    after: tuple[int, ...]
-    """The tokens that were appended to the prompt before it."""
-
-
-class Reader:
-    """Reads prompts that begin like one prompt, whose beginning is read once."""
-
-    def __init__(self, model: Model, ids: Sequence[int]) -> None:
-        self.model, self.ids, self.prefix = model, list(ids), Prefix.of(model, [list(ids)])
-
-    @torch.no_grad()
-    def next_logits(self, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return the logits (V,) in float32 of the token after each row."""
-        after: dict[int, Tensor] = {}
-        alike = defaultdict(list)
-        for number, row in enumerate(rows):
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(row, self.ids, strict=False)))
-            alike[min(same, len(row) - 1), len(row)].append(number)
-        for (start, length), numbers in alike.items():
-            for begin in range(0, len(numbers), ROWS_PER_PASS):
-                part = numbers[begin : begin + ROWS_PER_PASS]
-                after |= zip(part, self._pass([list(rows[number]) for number in part], start, length), strict=True)
-        return [after[number] for number in range(len(rows))]
-
-    @torch.no_grad()
-    def logits(self) -> Tensor:
-        """Return the logits (T, V) in float32 after each token of the prompt."""
-        with self.model.lock:
-            return self.model.logits(self.model.encode([self.ids]), list(range(len(self.ids))))[0].float()
-
-    def _pass(self, rows: list[list[int]], start: int, length: int) -> Tensor:
-        with self.model.lock:
-            if self.prefix is None or start == 0:
-                return self.model.logits(self.model.encode(rows), [length - 1])[:, 0].float()
-            read = torch.tensor(rows, device=self.model.device)[:, start:]
-            count = len(rows)
-            return self.prefix.logits(read, [0] * count, [start] * count, [length - start - 1])[:, 0].float()
-
-
-def likely_words(reader: Reader, rows: Sequence[Sequence[int]], logits: Sequence[Tensor]) -> list[LikelyWord]:
-    """Return the likeliest content word after each row of token ids. logits: (V,) of the token after each row.
-
-    A content word is taken if its first token has a third of the probability of the likeliest one. Else the likeliest
-    token is appended, and a word is looked for behind it, at most `APPENDED` times and never behind a special token.
-    Where there is none, it is the likeliest token itself.
-    """
-    model, words = reader.model, dict[int, LikelyWord]()
-    waiting: dict[int, tuple[tuple[int, ...], Tensor]] = {number: ((), x) for number, x in enumerate(logits)}
-    special = model.special_ids()
-    for step in range(APPENDED + 1):
-        begun = {number: list(_candidates(values)) for number, (_, values) in waiting.items()}
-        texts = _completed(reader, {n: [*rows[n], *waiting[n][0]] for n in waiting}, begun)
-        behind: dict[int, tuple[int, ...]] = {}
-        for number, candidates in begun.items():
-            appended, _ = waiting[number]
-            likely = next((row for row in candidates if is_content(texts[number, row[0]])), None)
-            if likely:
-                words[number] = LikelyWord(
-                    likely[0], model.answer_text(likely[0]), texts[number, likely[0]], likely[1], appended
-                )
-            elif step < APPENDED and candidates[0][0] not in special:
-                behind[number] = (*appended, candidates[0][0])
-        after = reader.next_logits([[*rows[number], *appended] for number, appended in behind.items()])
-        waiting = dict(zip(behind, zip(behind.values(), after, strict=True), strict=True))
-    lacking = [number for number in range(len(rows)) if number not in words]
-    words |= {number: likeliest(model, logits[number]) for number in lacking}
-    return [words[number] for number in range(len(rows))]
-
-
-def likeliest(model: Model, logits: Tensor) -> LikelyWord:
-    """Return the likeliest token as it is, from the logits (V,)."""
-    token, probability = next(_candidates(logits))
-    text = model.answer_text(token)
-    return LikelyWord(token, text, text, probability, ())
-
-
-def _candidates(logits: Tensor) -> Iterator[tuple[int, float]]:
-    """Yield the likeliest tokens with their probabilities, down to a third of the first one's."""
-    best = logits.softmax(-1).topk(min(LIKELIEST, len(logits)))
-    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    yield from takewhile(lambda row: row[1] >= LIKELY_SHARE * best.values[0].item(), rows)
-
-
-def _completed(
-    reader: Reader, rows: dict[int, list[int]], begun: dict[int, list[tuple[int, float]]]
-) -> dict[tuple[int, int], str]:
-    """Return (number, token) -> the word that each token begins after a row, continued greedily while it goes on.
-
-    Only the first tokens that may begin a content word are continued.
-    """
-    model = reader.model
-    texts = {(number, token): model.answer_text(token) for number, tokens in begun.items() for token, _ in tokens}
-    open_ends = {key: [key[1]] for key, text in texts.items() if _may_go_on(text)}
-    for _ in range(COMPLETED - 1):
-        logits = reader.next_logits([[*rows[number], *ids] for (number, _), ids in open_ends.items()])
-        going = dict[tuple[int, int], list[int]]()
-        for (key, ids), values in zip(open_ends.items(), logits, strict=True):
-            best = int(values.argmax())
-            if (is_word(text := model.answer_text(best)) or PART in text) and best not in model.special_ids():
-                going[key] = [*ids, best]
-                texts[key] = "".join(model.pieces(going[key]))
-        open_ends = going
-    return texts
-
-
-def _may_go_on(text: str) -> bool:
-    """Return whether a token may begin a word of several tokens: letters that are no common word, or a part of one."""
-    word = text.strip()
-    return PART in word or (is_word(word) and word.lower() not in COMMON)

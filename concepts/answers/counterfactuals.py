@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from icebear.concepts.answers.comparisons import margin_of, pair_score
-from icebear.concepts.answers.content_words import COMMON, Reader
+from icebear.concepts.answers.content_words import COMMON
 from icebear.concepts.answers.exchanges import (
     Candidate,
     Embeddings,
@@ -23,6 +23,7 @@ from icebear.concepts.answers.exchanges import (
     most_relevant,
     similar_words,
 )
+from icebear.concepts.answers.likely_words import Reader
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from icebear.concepts.answers.content_words import Reader, is_content, is_word, words_of
+from icebear.concepts.answers.content_words import is_content, is_word, words_of
+from icebear.concepts.answers.likely_words import Reader
 from icebear.concepts.attribution.attribute import attribute
 from icebear.models.model import Model
 from icebear.models.parts.linear import Linear
@@ -146,6 +147,18 @@ def similar_words(reader: Reader, embeddings: Embeddings, span: tuple[int, int],
         other = "".join(model.pieces(tokens))
         if similarity >= SIMILAR and old.isdisjoint(other.lower().split()) and is_content(other.replace(" ", "")):
             yield Candidate(start, end, tuple(tokens), similarity, logs[tokens[0]].item())
+
+
+def fitting_words(reader: Reader, embeddings: Embeddings, span: tuple[int, int], word: str) -> Iterator[Candidate]:
+    """Yield a word of a person in place of another one; else the nearest words of as many tokens."""
+    model, ids, (start, end) = reader.model, reader.ids, span
+    text = "".join(model.pieces(ids[start:end]))
+    given = model.tokens_of(text[: len(text) - len(text.lstrip())] + word.strip())
+    begun = [[token] for token in _first_tokens(model, embeddings.similarities(given), text)]
+    for _ in range(start + 1, end):
+        begun = _continued(reader, ids[:start], begun, "".join(text.split()) != text.strip())
+    for tokens in [given] if len(given) == end - start else begun:
+        yield Candidate(start, end, tuple(tokens), embeddings.similarity(tokens, ids[start:end]), 0.0)
 
 
 def _first_tokens(model: Model, scores: Tensor, text: str) -> list[int]:

@@ -24,17 +24,19 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.answers.comparisons import GOOD_SCORE, WRITTEN, Compared, Exchange, comparison_score
-from icebear.concepts.answers.content_words import LikelyWord, Reader, likeliest, likely_words
 from icebear.concepts.answers.exchanges import (
     PER_WORD,
     Candidate,
     Embeddings,
     candidates_for,
     exchangeable,
+    fitting_words,
     may_change,
     most_relevant,
 )
+from icebear.concepts.answers.likely_words import LikelyWord, Reader, likeliest, likely_words
 from icebear.errors import InputError
+from icebear.models.loading.presets import model_option
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.records import InNotebooks
@@ -69,6 +71,8 @@ class WhatIf(InNotebooks):
     is_next: bool
     """Whether the explained token is the likeliest one."""
     exchanges: tuple[Exchange, ...]
+    made_with: dict[str, Any]
+    """See `Model.made_with`."""
 
     @cached_property
     def words(self) -> tuple[tuple[Exchange, ...], ...]:
@@ -105,6 +109,11 @@ class WhatIf(InNotebooks):
         other = {"counterfactual": exchange.text + self.explained_after}
         return {**prompt, **other, **({"contrast": exchange.likely.token} if self._has_answer(exchange) else {})}
 
+    def answers(self, exchange: Exchange | None) -> tuple[str | None, str | None]:
+        """Return target and contrast of a comparison by an exchange as texts; None for what is taken unasked."""
+        target = None if self.is_next else self.explained.token_text
+        return target, exchange.likely.token_text if exchange and self._has_answer(exchange) else None
+
     def _has_answer(self, exchange: Exchange) -> bool:
         """Return whether another word is likely in the same place."""
         return not exchange.likely.after and exchange.likely.token != self.explained.token
@@ -113,9 +122,15 @@ class WhatIf(InNotebooks):
         """Return the command that explains the prompt beside one exchange."""
         words = ["icebear", "explain", self.prompt + self.explained_after]
         words += ["--counterfactual", exchange.text + self.explained_after]
-        words += [] if self.is_next else ["--target", self.explained.token_text]
-        words += ["--contrast", exchange.likely.token_text] if self._has_answer(exchange) else []
-        return shlex.join(words)
+        options = zip(("--target", "--contrast"), self.answers(exchange), strict=True)
+        words += [part for option, answer in options if answer for part in (option, answer)]
+        return shlex.join([*words, *model_option(self.made_with)])
+
+    @property
+    def begun_word(self) -> str:
+        """The explained word, if its token is only the beginning of it; else empty."""
+        token, word = self.explained.token_text.strip(), self.explained.text.strip()
+        return word if token and word != token else ""
 
     def __str__(self) -> str:
         if not self.exchanges:
@@ -165,11 +180,29 @@ def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
     after = explained.after
     text = prompt if isinstance(prompt, str) else model.tokenizer.decode(ids)
     candidates = _chosen_candidates(reader, embeddings, logits)
-    if isinstance(prompt, str):  # so that the command of a row reads the same tokens
-        candidates = [row for row in candidates if model.ids(_text(model, row.of(ids))) == row.of(ids)]
+    if isinstance(prompt, str):
+        candidates = [row for row in candidates if _is_read_alike(model, row.of(ids))]
     exchanges = _measured(reader, embeddings, candidates, explained, logits[-1])
     is_next = not after and explained.token == int(logits[-1].argmax())
-    return WhatIf(text, explained, "".join(model.pieces(after)), is_next, tuple(_ordered(exchanges)))
+    return WhatIf(text, explained, "".join(model.pieces(after)), is_next, tuple(_ordered(exchanges)), model.made_with)
+
+
+def own_exchange(model: Model, exchanged: WhatIf, span: tuple[int, int], word: str) -> Exchange:
+    """Exchange the tokens of a content word for a word of a person; if that has more tokens, or fewer, for the nearest
+    word that fits. Raises `InputError` if none does."""
+    ids = list(model.encode([exchanged.prompt]).row_ids(0))
+    reader, embeddings = Reader(model, ids), Embeddings(model)
+    words = (row for row in fitting_words(reader, embeddings, span, word) if row.tokens != tuple(ids[slice(*span)]))
+    fitting = next((row for row in words if _is_read_alike(model, row.of(ids))), None)
+    if fitting is None:
+        raise InputError(f"No word like {word!r} has {span[1] - span[0]} tokens, as the word that it replaces.")
+    (exchange,) = _measured(reader, embeddings, [fitting], exchanged.explained, reader.logits()[-1])
+    return exchange
+
+
+def _is_read_alike(model: Model, ids: list[int]) -> bool:
+    """Return whether the text of token ids is read as these, so that its command measures the same."""
+    return model.ids(_text(model, ids)) == ids
 
 
 def look_unasked(model: Model, prompt: str, next_token: bool = False) -> WhatIf | None:
@@ -177,12 +210,6 @@ def look_unasked(model: Model, prompt: str, next_token: bool = False) -> WhatIf 
     if not model.task.is_causal or len(model.ids(prompt)) > LONGEST:
         return None
     return look(model, prompt, next_token)
-
-
-def chosen_counterfactual(model: Model, prompt: str) -> str | None:
-    """Return the first comparison for the likeliest token after a text; None without one, or for a long text."""
-    exchanged = look_unasked(model, prompt)
-    return exchanged.comparisons[0].text if exchanged and exchanged.is_next and exchanged.comparisons else None
 
 
 @typed

@@ -5,26 +5,30 @@ Probabilities come first, then logits, then shares; whole parts that the search 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from icebear.concepts.stages.stage_records import OVERSHOOT, SMALL
 from icebear.lines import Line
+from icebear.models.loading.presets import model_option
 from icebear.render import characters
 
 if TYPE_CHECKING:
     from icebear.concepts.stages.stage_records import Answers, Control, StageRecord, StageShares, Swap, WholePart
     from icebear.concepts.stages.task_records import TaskRecord
-    from icebear.records import Ranked
+    from icebear.records import Neuron, Ranked
 
 LOW_NECESSITY = 0.6
 """Of less than this share that is lost without the set, other parts take over."""
-FEW_HEADS = 12
-"""The heads of a small set, at most."""
+FEW_HEADS = 10
+"""The heads of a small set, at most; more are not named."""
 FEW_NEURONS = 50
 """The neurons of a small set, at most."""
 OTHER_COUNTERFACTUALS = "These parts carry the difference from this counterfactual; another may name others."
-ONE_HEAD = "When this head alone takes its counterfactual value"
+ONE_HEAD = "With only this head swapped (it takes its counterfactual value)"
+TRACE = "One token's state after one layer, copied into the counterfactual prompt: share that comes back (%)"
 ABOVE_RANDOM = 0.05
 """Shares that exceed those of random parts by less are no more than random."""
 INDENT = 11
@@ -81,48 +85,104 @@ def _probabilities(stages: StageRecord, answers: Answers) -> str:
     return f"{shown}   ({number})" if shown else number
 
 
-def summary(stages: StageRecord) -> str:
-    """Say which parts give how much of the difference, what else is recomputed, and the control."""
+def summary(stages: StageRecord) -> list[str]:
+    """Say which parts give how much of the difference, what else is recomputed, and the control; then what is lost
+    without them."""
     if stages.kind == "last token":
-        return (
+        return [
             f"The last tokens of the prompts differ ({stages.prompt.tokens[stages.position]!r} and "
             f"{stages.counterfactual.tokens[-1]!r}): one token is read and the answer is written there, so that no "
             "heads need to move anything."
-        )
+        ]
     if stages.alone is None:
-        return "No head or neuron of the last token has a positive relevance for the difference."
-    at, nodes = _at(stages), set_text(stages)
+        return ["No head or neuron of the last token has a positive relevance for the difference."]
     if stages.says_little:
-        return f"{_little(stages)} The search named {nodes} at {at}."
-    several = len(stages.heads) + len(stages.neurons) > 1
-    also = f", and all of {' and of '.join(whole_texts(stages.prompt.tokens, stages.whole))}," if stages.whole else ""
-    only, values = ("these", "have their values") if several else ("this", "has its value")
+        return [f"{_little(stages)} The search named {set_text(stages)} at {_at(stages)}."]
+    return [keep_text(stages), remove_text(stages)]
+
+
+def keep_text(stages: StageRecord) -> str:
+    """Say what comes back when only the set is computed from the prompt."""
+    whole = whole_texts(stages.prompt.tokens, stages.whole)
+    parts = " and ".join([f"{set_text(stages)} at {_at(stages)}", *(f"all of {text}" for text in whole)])
+    come = "comes" if _is_single(stages) and not whole else "come"
     return (
-        f"Keep: {nodes} at {at}{also} {'are' if several or stages.whole else 'is'} computed from the "
-        f"prompt, and {_held(stages)}. {percent(stages.alone)} of the difference of {abs(stages.difference):.1f} "
-        f"logits between the prompts comes back [instead, at {at}: {controls_text(stages)}]. Remove: only {only} "
-        f"{nodes} {values} in the counterfactual prompt, and everything else is computed from the prompt. "
+        f"Keep: only {parts} {come} from the prompt; {_held(stages)}. {percent(stages.alone)} of the difference of "
+        f"{abs(stages.difference):.1f} logits between the prompts comes back "
+        f"[instead, at {_at(stages)}: {controls_text(stages)}]."
+    )
+
+
+def remove_text(stages: StageRecord) -> str:
+    """Say what is lost when only the set has its counterfactual values."""
+    take = "takes its counterfactual value" if _is_single(stages) else "take their counterfactual values"
+    return (
+        f"Remove: only {set_text(stages)} {take}; everything else is computed from the prompt. "
         f"{percent(stages.without)} of the difference is lost."
     )
 
 
 def headline(stages: StageRecord) -> str:
-    """Say what was found in a sentence, or why little was; empty where no parts were searched."""
+    """Say in a sentence which head changes the answer, or that no part does; empty where no parts were searched."""
     if stages.alone is None or stages.random is None:
         return ""
     if stages.says_little:
         return _little(stages)
-    share = f"{set_text(stages)} bring back {percent(stages.alone)} of the difference between the prompts"
-    controls = controls_text(stages)
-    if stages.alone <= stages.random + ABOVE_RANDOM:
-        return f"{share}: no more than random ones. Instead of them: {controls}."
-    over = ", which overshoots" if max(stages.alone, stages.without or 0) > OVERSHOOT else ""
-    swaps = [swap for swap in shown_swaps(stages) if _change(swap) >= SHOWN_CHANGE]
-    swap = ""
-    if swaps:
-        when = f"When {swaps[0].neuron} alone takes its counterfactual value, the probabilities change"
-        swap = f"{when}: {' '.join([changes_text(stages, swaps[0]), *random_swaps_texts(stages)])}. "
-    return f"{swap}{share}. Instead of them: {controls}. Without them {percent(stages.without)} is lost{over}."
+    bring = "brings" if _is_single(stages) else "bring"
+    share = f"{set_text(stages)} {bring} back {percent(stages.alone)} of the difference between the prompts"
+    if _is_random(stages):
+        return f"No parts carry the answer: {share}, no more than random ones ({percent(stages.random)})."
+    swap = leading_swap(stages)
+    if swap is None:
+        none = "No single head changes the answer more than random ones: " if shown_swaps(stages) else ""
+        return f"{none}{share}."
+    spread = f", one of {len(stages.heads) + len(stages.neurons)} parts" * _is_spread(stages)
+    return f"Head {swap.neuron} {_moves(stages)}: with only this head swapped, {_turn(stages, swap)}{spread}."
+
+
+def headline_control(stages: StageRecord) -> str:
+    """Return what random heads do in place of the head of the headline; empty if it names none."""
+    return " ".join(random_swaps_texts(stages)) if leading_swap(stages) else ""
+
+
+def leading_swap(stages: StageRecord) -> Swap | None:
+    """Return the head whose swap changes the answer most; None where random heads change it as much, or shares mean
+    little."""
+    swaps = [] if stages.alone is None or stages.says_little or _is_random(stages) else shown_swaps(stages)
+    if not swaps:
+        return None
+    random = max((_change(replace(swaps[0], after=swap.after)) for swap in stages.random_swaps), default=0.0)
+    return swaps[0] if _change(swaps[0]) >= max(SHOWN_CHANGE, random) else None
+
+
+def _is_random(stages: StageRecord) -> bool:
+    """Return whether the set gives no more than random ones."""
+    return stages.alone is not None and stages.alone <= (stages.random or 0) + ABOVE_RANDOM
+
+
+def _moves(stages: StageRecord) -> str:
+    """Say what heads move, if the changed tokens are what they read."""
+    strongest = max(stages.sources, key=lambda source: source.share, default=None)
+    if strongest and strongest.share >= FETCHED and strongest.position in stages.differing:
+        return f"moves {tokens_text(stages.prompt.tokens, [strongest.position])} to the answer"
+    return "changes the answer"
+
+
+def _turn(stages: StageRecord, swap: Swap) -> str:
+    """Say how a swap changes the probability of the target; that of the contrast, where the target's hardly changes."""
+    rows = zip((stages.target, stages.contrast), swap.before, swap.after, strict=False)
+    known = [(t.text, a, b) for t, a, b in rows if t is not None and a is not None and b is not None]
+    text, before, after = next((row for row in known if abs(row[1] - row[2]) >= SHOWN_CHANGE), known[0])
+    verb = "falls" if after < before else "rises"
+    return f"{text!r} {verb} from {probability_text(before)} to {probability_text(after)}"
+
+
+def _is_single(stages: StageShares) -> bool:
+    return len(stages.heads) + len(stages.neurons) == 1
+
+
+def _is_spread(stages: StageRecord) -> bool:
+    return len(stages.heads) > FEW_HEADS or len(stages.neurons) > FEW_NEURONS
 
 
 def controls_text(stages: StageRecord) -> str:
@@ -158,8 +218,8 @@ def kinds_text(stages: StageShares | TaskRecord) -> str:
 def _held(stages: StageRecord) -> str:
     """Say what was held."""
     if stages.kind == "cut":
-        return f"the other heads at {_at(stages)}, and nothing else, have their values in the counterfactual prompt"
-    return "every other head and neuron, at every token, has its value in the counterfactual prompt"
+        return f"the other heads at {_at(stages)}, and nothing else, come from the counterfactual prompt"
+    return "every other head and neuron, at every token, comes from the counterfactual prompt"
 
 
 def whole_texts(tokens: Sequence[str], parts: Sequence[WholePart]) -> list[str]:
@@ -192,14 +252,14 @@ def trace_lines(stages: StageRecord) -> list[str]:
     if not trace.positions or stages.says_little:
         return []
     names = [repr(stages.prompt.tokens[position]) for position in trace.positions]
-    title = "Share that one token's state brings back, after layer"
-    width = max(len(title), *(len(name) + 2 for name in names))
+    width = max(len("  after layer"), *(len(name) + 2 for name in names))
     rows = [
         f"  {name:<{width - 2}}" + "".join(f"{100 * share:>5.0f}" for share in row)
         for name, row in zip(names, trace.shares, strict=True)
     ]
     return [
-        f"{title:<{width}}" + "".join(f"{layer:>5}" for layer in trace.layers),
+        TRACE,
+        f"{'  after layer':<{width}}" + "".join(f"{layer:>5}" for layer in trace.layers),
         *(row.replace("   -0", "    0") for row in rows),
     ]
 
@@ -211,13 +271,13 @@ def stage_sentences(stages: StageRecord) -> list[tuple[str, list[str]]]:
     free = whole_texts(stages.prompt.tokens, stages.whole)
     named = [("Read", [f"{_capital('; '.join(free))}, recomputed in all layers"] if free else [])]
     swaps = [f"  {swap_text(stages, swap)}" for swap in shown_swaps(stages)]
-    random = [f"  {text}" for text in random_swaps_texts(stages) if swaps]
+    random = [f"  {text}" for text in random_swaps_texts(stages) if swaps and not headline_control(stages)]
     shown = f" ({len(swaps)} of {len(stages.heads)} shown)" if 0 < len(swaps) < len(stages.heads) else ""
     named.append(
         ("Moved", [_moved(stages), _names(stages.heads), *([f"{ONE_HEAD}{shown}:"] * bool(swaps)), *swaps, *random])
     )
     if stages.neurons:
-        named.append(("Written", [_written(stages), _names(stages.neurons), _words(stages)]))
+        named.append(("Written", [written(stages), _names(stages.neurons), _words(stages)]))
     if not stages.says_little and stages.everything is not None:
         more = (
             f"With all heads and neurons at {_at(stages)} recomputed: {percent(stages.everything)}; with the whole "
@@ -305,7 +365,8 @@ def random_swaps_texts(stages: StageRecord) -> list[str]:
     return [f"[{len(stages.random_swaps)} random other heads, one at a time: {', '.join(ranges)}]"]
 
 
-def _written(stages: StageRecord) -> str:
+def written(stages: StageRecord) -> str:
+    """Say what the neurons add to the heads."""
     count = len(stages.neurons)
     is_single = count == 1
     text = f"{count} FFN neuron{'s' * (not is_single)} at {_at(stages)}, {layers_text(stages.neurons)}"
@@ -331,12 +392,11 @@ def warnings(stages: StageRecord) -> list[str]:
     """Return what fails, each kind in a sentence."""
     if stages.alone is None or stages.says_little:
         return []
-    heads, neurons = len(stages.heads), len(stages.neurons)
     lines = []
     if not stages.reached:
         nearest = "overshoots" if stages.alone > OVERSHOOT else "falls short"
         lines.append(f"Not explained: no set that was tried gives 80 to 125%; the nearest is shown, and it {nearest}.")
-    if heads > FEW_HEADS or neurons > FEW_NEURONS:
+    if _is_spread(stages):
         lines.append(f"No small set carries this answer: it takes {set_text(stages)}.")
     for left in stages.left_out:
         effect = "works against the answer" if left.change < 0 else "adds to it"
@@ -364,10 +424,26 @@ def transfer_text(text: str, transfer: StageShares) -> str:
 def stage_lines(stages: StageRecord, notes: Sequence[str] = ()) -> list[Line]:
     """Return the lines of a screen. notes: what is known of these parts on other prompts, in sentences."""
     lines = [Line(question(stages), "bold"), *(Line(text, wraps=False) for text in answer_lines(stages)), Line("")]
-    lines += [Line(summary(stages)), *(Line(text, "yellow") for text in warnings(stages))]
+    if finding := headline(stages):
+        lines[-1:] = [Line(finding, "bold"), *([Line(control, "dim")] if (control := headline_control(stages)) else [])]
+    lines += [Line(text) for text in summary(stages)]
+    lines += [Line(text, "yellow") for text in warnings(stages)]
     lines += [Line(text, wraps=False) for text in trace_lines(stages)]
     for number, (name, texts) in enumerate(stage_sentences(stages), 1):
         heads = [f"{number} {name}" if name else ""] + [""] * (len(texts) - 1)
         lines += [Line(f"{head:<{INDENT}}{text}", indent=INDENT + 2) for head, text in zip(heads, texts, strict=True)]
     lines += [Line(OTHER_COUNTERFACTUALS, "dim")] if stages.heads else []
-    return lines + [Line(note) for note in notes]
+    lines += [Line(note) for note in notes]
+    return lines + ([Line(card_sentence(str(_first(stages)), stages.made_with), "dim")] if stages.heads else [])
+
+
+def _first(stages: StageRecord) -> Neuron:
+    """Return the head whose swap changes the answer most, or the most relevant one."""
+    swap = leading_swap(stages)
+    return swap.neuron if swap else stages.heads[0].neuron
+
+
+def card_sentence(neuron: str, made_with: dict[str, Any]) -> str:
+    """Say which command shows what a neuron or head does in other texts."""
+    command = shlex.join(["icebear", "neuron", neuron, *model_option(made_with)])
+    return f"{neuron} in other texts: {command}"

@@ -20,7 +20,7 @@ from icebear.cache import cache_folder, hub_reachable
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, known_error, nearest, need
 from icebear.models.loading import hooked
 from icebear.models.loading.conversion import converted, fetch
-from icebear.models.loading.presets import PRESETS
+from icebear.models.loading.presets import DEFAULT, PRESETS
 from icebear.models.model import Model
 from icebear.models.tasks import TASKS, ModelTask, auto_class_of, task_of
 from icebear.paths import check_model_path, local
@@ -28,7 +28,7 @@ from icebear.values import shown, text_of
 
 
 def load_model(
-    name: str = "smollm2-135m",
+    name: str = DEFAULT,
     *,
     device: str = "auto",
     device_map: str | dict[str, Any] | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from icebear.cache import cache_folder
 
@@ -32,5 +33,13 @@ class Preset:
         return cache_folder() / "models" / self.name
 
 
+DEFAULT = "smollm2-135m"
+"""The model that is loaded if none is named."""
 PRESET_ROWS = json.loads((Path(__file__).parent / "presets.json").read_text(encoding="utf-8"))
 PRESETS = {row["name"]: Preset(**row) for row in PRESET_ROWS}
+
+
+def model_option(made_with: dict[str, Any]) -> list[str]:
+    """Return the option of a command that loads the model of a result; none for the default."""
+    name = made_with.get("model", {}).get("name", DEFAULT)
+    return [] if name == DEFAULT else ["--model", name]

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
 from icebear.app.cli.tables.nodes import Words, ablation_table, nodes_table
-from icebear.explanation.sentences import lines
+from icebear.explanation.sentences import lines, through_text
 from icebear.lines import WIDTH, Line
 from icebear.render import normalized, visible
 
@@ -155,7 +155,7 @@ def origins_report(origins: SourceBreakdown) -> Group:
             f"Sources of the answer's {origins.target:.2f} logits (CP-LRP; remainder {origins.remainder:.1e})", "bold"
         ),
         grid("from", ">positive", ">negative", ">share", rows=rows),
-        Text(f"{origins.through_ffn:.0%} of it passes through FFN neurons{drop}.", "dim"),
+        Text(f"{through_text(origins)}{drop}.", "dim"),
     )
 
 

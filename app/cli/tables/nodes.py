@@ -17,10 +17,12 @@ from icebear.explanation.sentences import empty_shares, hardly_differs
 
 if TYPE_CHECKING:
     import icebear
-    from icebear.concepts.circuits.circuit_records import EdgeFaithfulness
+    from icebear.concepts.circuits.circuit_records import EdgeFaithfulness, Node
     from icebear.concepts.nodes.controls import Ablation
 
 Words = Literal["effects", "direct"]
+OVERVIEW = 7
+"""The nodes of an overview."""
 
 
 def nodes_table(explanation: icebear.Explanation, title: str = "", words: Words = "effects") -> Table:
@@ -80,12 +82,14 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
     )
 
 
-def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfulness] | None) -> Group:
+def circuit_report(
+    graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfulness] | None, is_drawn: bool = False
+) -> Group:
     """A circuit: its groups, its nodes from the last layer to the first with their largest sources, and measurements
-    of nodes and edges."""
+    of nodes and edges. is_drawn: without what a picture shows."""
     rows = [[group.name, str(len(group.nodes)), f"{group.score:+.3f}"] for group in graph.groups]
     groups = grid("group", ">nodes", ">score", rows=rows, title="Groups")
-    parts: list[Any] = [Text(summary(graph)), groups, _tree(graph)]
+    parts: list[Any] = [Text(summary(graph)), *([] if is_drawn else [groups, _tree(graph)])]
     if measured:
         ablation, edges = measured
         lines = [edges_text(edges, bool(graph.edges))]
@@ -96,14 +100,28 @@ def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfuln
     return Group(*parts)
 
 
+def circuit_overview(graph: icebear.Graph) -> Group:
+    """The nodes of a circuit with the largest scores, a line each."""
+    largest = sorted(graph.nodes, key=lambda node: -abs(node.score))[:OVERVIEW]
+    lines = [Text(_node_text(graph, node), no_wrap=True, overflow="ellipsis") for node in largest]
+    rest = len(graph.nodes) - len(largest)
+    return Group(
+        Text(summary(graph)), *lines, *([Text(f"{rest} more nodes: icebear circuit, below", "dim")] if rest else [])
+    )
+
+
+def _node_text(graph: icebear.Graph, node: Node) -> str:
+    token, words = repr(graph.tokens[node.position].text), effect_text(node.raises[:2], node.lowers[:2])
+    sources = f"  from {top_sources(graph, node, 3)}" if graph.edges else ""
+    return f"{node} {token} {node.score:+.3f}  {words}{sources}"
+
+
 def _tree(graph: icebear.Graph) -> Tree:
-    sources = lambda target: f"  from {top_sources(graph, target, 3)}" if graph.edges else ""  # noqa: E731
-    tree = Tree(Text(f"{graph.answer}{sources(graph.answer)}"))
+    sources = f"  from {top_sources(graph, graph.answer, 3)}" if graph.edges else ""
+    tree = Tree(Text(f"{graph.answer}{sources}"))
     branches: dict[int, Tree] = {}
     for node in sorted(graph.nodes, key=lambda node: -node.neuron.layer):
         layer = node.neuron.layer
         branch = branches.get(layer) or branches.setdefault(layer, tree.add(f"L{layer}"))
-        words = effect_text(node.raises[:2], node.lowers[:2])
-        token = repr(graph.tokens[node.position].text)
-        branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}{sources(node)}"))
+        branch.add(Text(_node_text(graph, node)))
     return tree

@@ -79,7 +79,8 @@ def circuit(options: Options) -> None:
         document["meanings"] = [label.to_dict() for label in labels]
     if measured:
         document |= {"ablation": vars(measured[0]), "faithfulness": vars(measured[1])}
-    show(options.json, document, circuit_report(graph, measured), *([labels_table(labels)] if labels else []))
+    report = circuit_report(graph, measured, is_drawn=bool(options.png))
+    show(options.json, document, report, *([labels_table(labels)] if labels else []))
     if options.claim:
         from icebear.claims.kinds.predictions import of_graph
 

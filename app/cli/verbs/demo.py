@@ -53,7 +53,7 @@ def _run(console: Console) -> dict[str, Any]:
     from icebear.actmax.index.shipped_index import prepared_index
     from icebear.app.cli.tables.cards import card_report
     from icebear.app.cli.tables.explanations import explanation_screen
-    from icebear.app.cli.tables.nodes import circuit_report
+    from icebear.app.cli.tables.nodes import circuit_overview
     from icebear.app.cli.tables.steering import comparison_table, recipe_report
     from icebear.steering.comparison import compare
     from icebear.steering.outcome import outcome_of
@@ -66,7 +66,7 @@ def _run(console: Console) -> dict[str, Any]:
 
     console.rule("2. How do they work together?")
     graph = icebear.circuit(model, PROMPT, contrast=WANTED, counterfactual=COUNTERFACTUAL)
-    console.print(circuit_report(graph, None))
+    console.print(circuit_overview(graph))
 
     console.rule(f"3. What does {HEAD} move? The sentences in which it writes most")
     ready = prepared_index(model.name)

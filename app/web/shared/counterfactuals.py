@@ -1,74 +1,140 @@
-"""The field for a counterfactual prompt, and what icebear fills it with."""
+"""The field for a counterfactual prompt, and the exchanges of words that icebear fills it with."""
 
 from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
 
 import streamlit as st
 
 from icebear.app.web.shared import jobs, links, markdown, served
 from icebear.app.web.shared.background import Job
-from icebear.explanation.sentences import chosen_sentence
+from icebear.explanation.sentences import chosen_sentence, word_sentence
 from icebear.models.text.chat import Chat
+
+if TYPE_CHECKING:
+    from icebear.concepts.answers.comparisons import Exchange
+    from icebear.concepts.answers.what_if import WhatIf
 
 WAYS = "write another one, or empty the field for none"
 RECENT = 8
 """The prompts of a visit that are kept to choose again."""
+OFFERED = 2
+"""The comparisons that are offered beside the one that is chosen."""
 
 
 def forget() -> None:
     """What was chosen for another prompt does not fit the one that is typed, for which icebear chooses; a callback."""
-    st.session_state.update(counterfactual="", target=None, contrast=None, switch=False)
-    typed = st.session_state["typed"] = st.session_state["prompt"]
-    before = [prompt for prompt in st.session_state.get("recent", []) if prompt != typed]
-    st.session_state["recent"] = [typed, *before][:RECENT]
+    state = st.session_state
+    state.update(counterfactual="", target=None, contrast=None, switch=False, word=None, begun_as=None)
+    if edits := state.get("edits"):  # a swap is with another prompt
+        state["edits"] = "\n".join(line for line in edits.splitlines() if "<-" not in line)
+    typed = state["typed"] = state["prompt"]
+    before = [prompt for prompt in state.get("recent", []) if prompt != typed]
+    state["recent"] = [typed, *before][:RECENT]
 
 
 def field(prompt: str, default: str, label: str) -> str | None:
-    """Draw the field; None if it is empty. Once after a prompt was typed, icebear fills it, unless a person does; the
-    page ends here while it looks for a counterfactual."""
-    job = _chosen(prompt)
-    hint = "Write a prompt with the same number of tokens"
-    options = {"value": default, "placeholder": hint, "on_change": _decide}
-    counterfactual = links.bound(st.text_input, label, "counterfactual", **options) or None
-    if job:
-        # No run waits for it: a request of the browser from before the field was filled would empty the field again.
-        jobs.watched(job)
-        st.stop()
-    if st.session_state.get("chosen") == (prompt, counterfactual):  # by icebear, which may have chosen none
-        st.caption(markdown.plain(chosen_sentence(counterfactual, WAYS)))
-    return counterfactual
+    """Draw the field; None if it is empty."""
+    options = {
+        "value": default,
+        "placeholder": "Write a prompt with the same number of tokens",
+        "on_change": _decide,
+    }
+    return links.bound(st.text_input, label, "counterfactual", **options) or None
 
 
 def _decide() -> None:
-    """What a person writes into the field, or an empty one, stays; a callback."""
-    st.session_state["typed"] = None
+    """What a person writes into the field, or an empty one, stays; its answer is another one; a callback."""
+    st.session_state.update(typed=None, contrast=None, switch=False)
 
 
-def _chosen(prompt: str) -> Job | None:
-    """Fill the empty field with what is chosen for a prompt that was typed. Return the job while it looks for that."""
-    state, request = st.session_state, (served.model_name(), prompt)
-    if state.get("typed") != prompt or state.get("counterfactual") or isinstance(markdown.read_prompt(prompt), Chat):
+def choose() -> Job | None:
+    """Fill the fields for a prompt that was typed, once, unless a person does. Return the job while it looks."""
+    state = st.session_state
+    prompt = state.get("typed")
+    if prompt is None or state.get("prompt") != prompt or state.get("counterfactual"):
         return None
-    job = jobs.current(_choosing, *request)
-    job.join(jobs.QUICK)
-    if jobs.is_awaited(job):
+    job = exchanging(prompt)
+    if job and jobs.is_awaited(job):
         return job
-    is_done = not (job.is_alive() or job.error)  # else it was stopped, or failed, which the page says
-    state.update(typed=None, chosen=(prompt, job.result) if is_done else None, counterfactual=job.result or "")
-    if job.error:
-        _choosing.clear(*request)
+    state["typed"] = None
+    if job and job.error:
+        _exchanging.clear(served.model_name(), prompt)
+    if exchanged := outcome(job):
+        put(exchanged, next(iter(exchanged.comparisons), None))
+    if not (job and (job.is_alive() or job.error)):  # else it was stopped, or failed, which the page says
+        state["chosen"] = (state["prompt"], state["counterfactual"])
     return None
 
 
+def put(exchanged: WhatIf, exchange: Exchange | None) -> None:
+    """Fill the fields with a prompt and one of its exchanges, or the prompt alone, and the words that are compared."""
+    target, contrast = exchanged.answers(exchange)
+    st.session_state.update(
+        prompt=exchanged.prompt + exchanged.explained_after,
+        counterfactual=exchange.text + exchanged.explained_after if exchange else "",
+        target=target,
+        contrast=contrast,
+        switch=False,
+        typed=None,
+        word=None,
+        begun_as=exchanged.prompt,
+    )
+
+
+def said(prompt: str, counterfactual: str | None) -> None:
+    """Say what icebear chose, and offer the next comparisons in its order."""
+    if st.session_state.get("chosen") == (prompt, counterfactual or ""):
+        st.caption(markdown.plain(chosen_sentence(counterfactual, WAYS)))
+    exchanged = outcome(exchanging(prompt)) if st.session_state.get("begun_as") else None
+    if exchanged is None:
+        return
+    if begun := word_sentence(exchanged):
+        st.caption(markdown.plain(begun))
+    if exchanged.explained_after and prompt == exchanged.prompt + exchanged.explained_after:
+        st.caption(markdown.plain(f"{exchanged.explained_after!r} was added: a content word comes after it."))
+    others = [row for row in exchanged.comparisons if row.text + exchanged.explained_after != counterfactual]
+    if others and len(others) < len(exchanged.comparisons):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.caption("Or compare by:", width="content")
+            for number, exchange in enumerate(others[:OFFERED]):
+                offer(exchanged, exchange, f"other_{number}")
+
+
+def offer(exchanged: WhatIf, exchange: Exchange, key: str) -> None:
+    """Draw a button that compares by an exchange."""
+    word, instead, answer = map(markdown.word, (exchange.word, exchange.instead, exchange.answer))
+    label = f"{word} → {instead}: {answer} {exchange.probability:.2f}"
+    st.button(label, key=key, on_click=partial(put, exchanged, exchange))
+
+
+def exchanging(prompt: str) -> Job | None:
+    """Return the job that exchanges the words of a prompt; None for a chat. A result is waited for shortly."""
+    begun_as = st.session_state.get("begun_as") or prompt
+    text = begun_as if prompt.startswith(begun_as) else prompt
+    if not text or isinstance(markdown.read_prompt(text), Chat):
+        return None
+    job = jobs.current(_exchanging, served.model_name(), text)
+    job.join(jobs.QUICK)
+    return job
+
+
+def outcome(job: Job | None) -> WhatIf | None:
+    """Return what a job found; None while it looks, or if it failed."""
+    return None if job is None or job.is_alive() or job.error else job.result
+
+
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _choosing(name: str, prompt: str) -> Job:
-    """Return the job that chooses a counterfactual, for all visitors; its result is None if there is no good one."""
+def _exchanging(name: str, prompt: str) -> Job:
+    """Return the job that exchanges words, for all visitors; its result is None for a long text."""
     loading = jobs.loading()
 
-    def work(job: Job) -> str | None:
+    def work(job: Job) -> WhatIf | None:
         model = loading.outcome()
-        from icebear.concepts.answers.what_if import chosen_counterfactual
+        from icebear.concepts.answers.what_if import look_unasked
         from icebear.concepts.stages.stages import stage_sites
 
-        return chosen_counterfactual(model, prompt) if stage_sites(model) else None
+        return look_unasked(model, prompt) if stage_sites(model) else None
 
-    return Job("Looking for a prompt to compare with", work)
+    return Job("Exchanging words of the prompt", work)

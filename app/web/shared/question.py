@@ -47,10 +47,18 @@ class Request:
 
 
 def prompts(label: str = "Compared with (counterfactual prompt)") -> tuple[str, str | None, Sequence[Any]]:
-    """Draw the fields for both prompts. Return them, and the slots of the answer and its alternative."""
+    """Draw the fields for both prompts. Return them, and the slots of the answer and its alternative.
+
+    Once after a prompt was typed, icebear fills them, unless a person does; the page ends here while it looks."""
+    job = counterfactuals.choose()
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
     prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=PROMPT, on_change=counterfactuals.forget)
     counterfactual = counterfactuals.field(prompt, DEFAULT_EXAMPLE.fields[1] if prompt == PROMPT else "", label)
+    if job:
+        # No run waits for it: a request of the browser from before the field was filled would empty the field again.
+        jobs.watched(job)
+        st.stop()
+    counterfactuals.said(prompt, counterfactual)
     return prompt, counterfactual, row[1:]
 
 

@@ -13,7 +13,7 @@ import pandas
 import streamlit as st
 
 from icebear.app.example import PROMPT
-from icebear.app.web.shared import jobs, links, markdown, pictures, question, served, tables
+from icebear.app.web.shared import counterfactuals, jobs, links, markdown, pictures, question, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.steering import flips, watch
@@ -272,7 +272,9 @@ def _measure(concept: Concept) -> None:
 
 def _steer(concept: Concept) -> None:
     st.markdown("## Steer")
-    prompt = links.bound(st.text_input, "Continue this text", "prompt", value=question.PROMPT)
+    prompt = links.bound(
+        st.text_input, "Continue this text", "prompt", value=question.PROMPT, on_change=counterfactuals.forget
+    )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
         kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)

@@ -11,6 +11,9 @@ from icebear.app.web.shared.explanations import explained
 from icebear.app.web.shared.question import Answers, Request
 from icebear.app.web.steering import flips
 from icebear.app.web.why import ranked_neurons
+from icebear.concepts.answers import what_if
+from icebear.concepts.answers.comparisons import Exchange
+from icebear.concepts.answers.what_if import WhatIf
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import StageRecord
@@ -74,6 +77,12 @@ def swapped(request: Request, saved: StageRecord, nodes: tuple[Neuron, ...]) -> 
     compared = relevance_of(request).counterfactual
     assert compared is not None
     return _swapped(request, nodes, Stages(**vars(saved), model=jobs.model(), pairs=compared.pairs))
+
+
+@st.cache_data(max_entries=256, show_spinner="Exchanging it ...")
+def own_exchange(name: str, _exchanged: WhatIf, prompt: str, span: tuple[int, int], word: str) -> Exchange:
+    """Return the exchange of a word of a prompt for a person's word. Raises `InputError` if none like it fits."""
+    return what_if.own_exchange(jobs.model(), _exchanged, span, word)
 
 
 @st.cache_data(max_entries=256, show_spinner="Switching it off ...")

@@ -11,28 +11,24 @@ from typing import Any
 
 import streamlit as st
 from markupsafe import Markup
+from streamlit.delta_generator import DeltaGenerator
 
-from icebear.app.web.shared import gallery, jobs, links, markdown, pictures, question, served
-from icebear.app.web.shared.bars import Bar, bars
+from icebear.app.web.shared import clickable, gallery, jobs, links, markdown, pictures, question, served
 from icebear.app.web.shared.question import Request, live
-from icebear.concepts.stages.stage_picture import on_paper, stage_fragment
+from icebear.app.web.why import exchanges
+from icebear.concepts.stages.stage_picture import Probabilities, on_paper, stage_part, stage_picture
 from icebear.concepts.stages.stage_records import StageRecord
-from icebear.concepts.stages.stage_sentences import headline
 from icebear.errors import IcebearError
 from icebear.explanation.saved import SavedExplanation
 from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
 from icebear.records import Neuron
-from icebear.render import PART, heatmap, visible
+from icebear.render import PART, heatmap, linked, visible
 
 SWITCHES = 6
 """The largest number of heads with a switch, those that were found first."""
-STAGES = "p,ul{margin:.6rem 0}table{border-spacing:0}td{padding:0 1.5rem .2rem 0;vertical-align:top}"
-fragment = st.components.v2.component(  # st.html removes pictures
-    "icebear_stages",
-    html='<div class="place"></div>',
-    js="export default ({ data, parentElement }) => { parentElement.querySelector('.place').innerHTML = data; }",
-)
+STAGES = "<style>p,ul{margin:.6rem 0}table{border-spacing:0}td{padding:0 1.5rem .2rem 0;vertical-align:top}</style>"
+STYLE = Markup("<style>.answer{display:flex;flex-wrap:wrap;align-items:center;gap:0 .8rem}</style>")
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 RATHER = Markup("<span>not <i>{}</i></span>")
 
@@ -86,6 +82,7 @@ def _page(
     left, right = st.columns([3, 1], vertical_alignment="top")
     with left:
         _head(begun)
+        exchanges.show_word(request, begun)
         for typed, token in ((request.target, begun.target), (request.contrast, begun.contrast)):
             if typed and token and typed.strip() != token.strip():
                 st.caption(f"Of {markdown.word(typed)} the first token is explained: {markdown.word(token)}.")
@@ -93,14 +90,17 @@ def _page(
     with right:
         _switch(request, begun.contrast, flip, switched)
     slot = st.container()
-    _folded(request)
+    details = _folded(request)
     with slot:
         with st.container():
             explanation = finished()
         if explanation.stages:
             _stages(request, explanation.stages)
         else:
-            _effects(explanation)
+            _effects(request, explanation)
+    if details and explanation.stages:
+        with details:
+            _stage_part("stage_details", explanation.stages)
 
 
 def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | None, slot: Any) -> None:
@@ -119,12 +119,16 @@ def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | N
             live().flip(request, contrast)
 
 
-def _folded(request: Request) -> None:
+def _folded(request: Request) -> DeltaGenerator | None:
+    """Draw what is folded; return where the details of the stages belong, if they are unfolded."""
+    slot = None
     for name, title in (("details", "Details"), ("method", "Method")):
         box = st.expander(title, key=f"{name}_open", bind="query-params")
         if box.open:
             with box:
+                slot = st.container() if name == "details" else slot
                 getattr(live(), name)(request)
+    return slot
 
 
 # --- what is saved, and drawn without a model --------------------------------------------------------------
@@ -136,22 +140,32 @@ def _head(explanation: SavedExplanation) -> None:
         visible((word or "").strip() or word or "") for word in (explanation.target, explanation.contrast)
     )
     rather = RATHER.format(contrast) if explanation.contrast else ""
-    tokens = heatmap(list(explanation.tokens), list(explanation.relevance), explanation.sinks, explanation.template)
-    st.html(ANSWER.format(tokens, target, rather))
+    tokens = heatmap(
+        list(explanation.tokens),
+        list(explanation.relevance),
+        explanation.sinks,
+        explanation.template,
+        picks=exchanges.picks(explanation),
+    )
+    clickable.draw(STYLE + ANSWER.format(tokens, target, rather), "prompt_words", exchanges.pick)
 
 
 def _stages(request: Request, stages: StageRecord) -> None:
-    """Show the stages, and beside them their switches."""
-    if finding := headline(stages):
-        st.markdown(f"## {markdown.plain(_quoted(finding))}")
-    left, right = st.columns([3, 1])
-    with right:
-        off = _switched_off(request, stages)
-    hidden = "".join(f'[data-neuron="{node}"]{{opacity:.15}}' for node in off)
-    with left:
-        fragment(data=f"<style>{STAGES}{hidden}</style>{_quoted(str(stage_fragment(stages)))}", key="stages")
+    """Show what was found, the switches of its parts, the picture, and the shares."""
+    _stage_part("stage_finding", stages)
+    off, now = _switched_off(request, stages)
+    if not stages.says_little:
+        drawn = stage_picture(stages, None, off, now)
+        clickable.draw(f'<div style="overflow-x:auto">{drawn}</div>', "picture", links.open_card)
+    _stage_part("stage_shares", stages)
+    with st.container(horizontal=True):
         pictures.offer("stages", partial(on_paper, stages))
-        _command(request, off)
+    _command(request, off)
+
+
+def _stage_part(name: str, stages: StageRecord) -> None:
+    """Show a part of what stages say, whose names open cards."""
+    clickable.draw(STAGES + _quoted(str(stage_part(name, stages, None))), name, links.open_card)
 
 
 def _command(request: Request, off: list[Neuron]) -> None:
@@ -168,40 +182,35 @@ def _command(request: Request, off: list[Neuron]) -> None:
     st.code(shlex.join(["icebear", *words, "--model", served.model_name()]), "bash", wrap_lines=True)
 
 
-def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
-    """Draw a switch for each head, and one for the neurons together; return what is off, and show what that does."""
+def _switched_off(request: Request, stages: StageRecord) -> tuple[list[Neuron], Probabilities | None]:
+    """Draw a switch for each head, and one for the neurons together; return what is off, and the probabilities then."""
     heads = [node.neuron for node in stages.heads[:SWITCHES]]
     neurons = [node.neuron for node in stages.neurons]
     parts = {str(head): [head] for head in heads}
     if neurons:
         parts[f"{len(neurons)} FFN neuron{'s' * (len(neurons) > 1)}"] = neurons
     if not parts or stages.prompt.target is None:
-        return []
-    st.caption(markdown.plain(f"As after “{request.counterfactual}”: a part that is off takes its value there."))
+        return [], None
+    st.caption(markdown.plain(f"Switch a part off: it takes its value after “{request.counterfactual}”."))
     key = f"{request.prompt} {request.counterfactual}"
-    off = [node for name, nodes in parts.items() if not st.toggle(name, True, f"{name} {key}") for node in nodes]
-    if off:
-        after = live().swapped(request, stages, tuple(off))
-        answers = (stages.target, stages.prompt.target, after[0]), (stages.contrast, stages.prompt.contrast, after[1])
-        rows = [
-            Bar(f"{token.text.strip() or repr(token.text)}{name}", value, f"{value:.2f}", not name)
-            for token, *values in answers
-            if token
-            for name, value in zip(("", ", switched off"), values, strict=True)
-        ]
-        st.html(bars(rows, high=1.0))
-    return off
+    with st.container(horizontal=True):
+        off = [node for name, nodes in parts.items() if not st.toggle(name, True, f"{name} {key}") for node in nodes]
+    return off, live().swapped(request, stages, tuple(off)) if off else None
 
 
-def _effects(explanation: SavedExplanation) -> None:
-    """Show what is known without stages: probable words, tokens, nodes with an effect above random ones, and what to
-    compare with."""
+def _effects(request: Request, explanation: SavedExplanation) -> None:
+    """Show what is known without stages: probable words, what other words in the prompt change, tokens, nodes with an
+    effect above random ones, and what to compare with."""
     predicted = ", ".join(f"{markdown.word(token.text)} {token.number}" for token in explanation.predictions[:3])
     st.markdown(f"Predicted: {predicted}")
+    has_table = exchanges.show_table(request, explanation)
     st.markdown(markdown.plain(_quoted(f"{explanation.tokens_sentence} {explanation.margins_sentence}")))
-    title, *nodes = (markdown.plain(_quoted(line)) for line in explanation.effects or ("",))
-    st.markdown("\n".join([title, "", *(f"- {node}" for node in nodes)]))
-    if explanation.advice:
+    title, *nodes = map(_quoted, explanation.effects or ("",))
+    st.markdown(markdown.plain(title))
+    if nodes:
+        rows = Markup().join(Markup("<li>{}</li>").format(linked(node, None)) for node in nodes)
+        clickable.draw(Markup("<ul>{}</ul>").format(rows), "effects", links.open_card)
+    if explanation.advice and not has_table:
         st.markdown(f"**{markdown.plain(explanation.advice)}**")
 
 
