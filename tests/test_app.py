@@ -363,7 +363,7 @@ def test_the_headline_names_a_head_only_where_random_ones_change_less():
     swap = leading_swap(stages)
     assert swap.neuron == Neuron(23, "head", 4)
     assert f"{swap.after[0]:.1g}" in headline(stages)
-    as_random = replace(stages, random_swaps=(RandomSwap(Neuron(1, "head", 1), (0.0, 1.0)),))
+    as_random = replace(stages, random_swaps=(RandomSwap(Neuron(1, "head", 1), (0.3, 0.2)),))
     weak = replace(stages, swaps=tuple(replace(swap, after=swap.before) for swap in stages.swaps))
     little = replace(stages, counterfactual=replace(stages.counterfactual, number=stages.prompt.number - 0.5))
     for other in (as_random, weak, little, replace(stages, alone=0.04, random=0.03), replace(stages, alone=None)):

@@ -27,7 +27,7 @@ FEW_HEADS = 10
 FEW_NEURONS = 50
 """The neurons of a small set, at most."""
 OTHER_COUNTERFACTUALS = "These parts carry the difference from this counterfactual; another may name others."
-ONE_HEAD = "With only this head swapped (it takes its counterfactual value)"
+ONE_HEAD = "With only this head swapped for its counterfactual value"
 TRACE = "One token's state after one layer, copied into the counterfactual prompt: share that comes back (%)"
 ABOVE_RANDOM = 0.05
 """Shares that exceed those of random parts by less are no more than random."""
@@ -41,6 +41,8 @@ SHOWN_NAMES = 8
 """The number of heads, and of neurons, that are named, the most relevant first."""
 SHOWN_CHANGE = 0.05
 """A smaller change of the probabilities by a swap is not shown."""
+CLEAR = 2
+"""The head of the headline changes the answer so many times as much as any random one."""
 PAST_CONTRAST = 1.05
 """Of a larger share that is lost, it is said what more than all means."""
 FETCHED = 0.2
@@ -134,7 +136,7 @@ def headline(stages: StageRecord) -> str:
         return f"No parts carry the answer: {share}, no more than random ones ({percent(stages.random)})."
     swap = leading_swap(stages)
     if swap is None:
-        none = "No single head changes the answer more than random ones: " if shown_swaps(stages) else ""
+        none = "No single head changes the answer clearly more than random ones: " if shown_swaps(stages) else ""
         return f"{none}{share}."
     spread = f", one of {len(stages.heads) + len(stages.neurons)} parts" * _is_spread(stages)
     return f"Head {swap.neuron} {_moves(stages)}: with only this head swapped, {_turn(stages, swap)}{spread}."
@@ -146,13 +148,14 @@ def headline_control(stages: StageRecord) -> str:
 
 
 def leading_swap(stages: StageRecord) -> Swap | None:
-    """Return the head whose swap changes the answer most; None where random heads change it as much, or shares mean
-    little."""
+    """Return the head whose swap changes the answer most; None where a random head changes it half as much, or shares
+    mean little."""
     swaps = [] if stages.alone is None or stages.says_little or _is_random(stages) else shown_swaps(stages)
     if not swaps:
         return None
-    random = max((_change(replace(swaps[0], after=swap.after)) for swap in stages.random_swaps), default=0.0)
-    return swaps[0] if _change(swaps[0]) >= max(SHOWN_CHANGE, random) else None
+    random = [_change(replace(swaps[0], after=swap.after)) for swap in stages.random_swaps]
+    least = CLEAR * max(random) if random else SHOWN_CHANGE
+    return swaps[0] if _change(swaps[0]) > least else None
 
 
 def _is_random(stages: StageRecord) -> bool:
@@ -169,10 +172,10 @@ def _moves(stages: StageRecord) -> str:
 
 
 def _turn(stages: StageRecord, swap: Swap) -> str:
-    """Say how a swap changes the probability of the target; that of the contrast, where the target's hardly changes."""
+    """Say how a swap changes the probability of the target; that of the contrast, where this changes more."""
     rows = zip((stages.target, stages.contrast), swap.before, swap.after, strict=False)
     known = [(t.text, a, b) for t, a, b in rows if t is not None and a is not None and b is not None]
-    text, before, after = next((row for row in known if abs(row[1] - row[2]) >= SHOWN_CHANGE), known[0])
+    text, before, after = max(known, key=lambda row: abs(row[1] - row[2]) / (1 + (row is not known[0])))
     verb = "falls" if after < before else "rises"
     return f"{text!r} {verb} from {probability_text(before)} to {probability_text(after)}"
 

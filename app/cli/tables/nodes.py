@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from icebear.concepts.nodes.controls import Ablation
 
 Words = Literal["effects", "direct"]
-OVERVIEW = 7
+OVERVIEW = 4
 """The nodes of an overview."""
 
 
