@@ -30,8 +30,10 @@ NAMED_SHARE = 0.95
 """Tokens are named until their shares sum to this."""
 NAMED_TOKENS = 3
 """The largest number of tokens that are named."""
-NEARLY_ALL, ALL = 0.995, 1.05
-"""A share between them is called all; of a larger one it is said that others work against it."""
+NEARLY_ALL = 0.995
+"""A larger share is called all."""
+ALL = 1.05
+"""Of a larger share it is said that others work against it."""
 
 
 def tokens_sentence(relevance: Relevance) -> str:

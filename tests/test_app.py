@@ -37,7 +37,18 @@ from icebear.app.web.why import measuring
 from icebear.concepts.answers import what_if
 from icebear.concepts.answers.comparisons import Exchange
 from icebear.concepts.answers.likely_words import LikelyWord
-from icebear.concepts.stages.stage_picture import APART, LINE_HEIGHT, arrows, on_paper, stage_picture
+from icebear.concepts.stages.stage_picture import (
+    APART,
+    GRID,
+    LINE_HEIGHT,
+    TRACED,
+    WIDTH,
+    arrows,
+    columns,
+    on_paper,
+    stage_part,
+    stage_picture,
+)
 from icebear.concepts.stages.stage_records import RandomSwap
 from icebear.concepts.stages.stage_sentences import headline, headline_control, leading_swap, probability_text
 from icebear.errors import IcebearError
@@ -48,7 +59,7 @@ from icebear.models.loading import loading
 from icebear.models.lock import FairLock
 from icebear.models.parts.families import FAMILIES
 from icebear.records import Neuron
-from icebear.render import heatmap
+from icebear.render import heatmap, linked
 
 ROOT = Path(__file__).parent.parent
 FRANCE = "The capital of France is"
@@ -193,6 +204,59 @@ def test_arrows_and_names_of_heads_stand_apart_in_the_order_of_layers(name):
     for upper, lower in itertools.pairwise(drawn):
         assert lower.y - upper.y > APART - 1e-6
         assert lower.name_y - upper.name_y > LINE_HEIGHT - 1e-6
+
+
+def test_a_long_prompt_shows_the_tokens_that_matter_in_the_width_of_the_picture():
+    stages = gallery.example("geography").explanation.stages
+    shift = 56
+    words = tuple(f" word{number}" for number in range(shift))
+
+    def later(positions):
+        return tuple(position + shift for position in positions)
+
+    long = replace(
+        stages,
+        prompt=replace(stages.prompt, tokens=words + stages.prompt.tokens),
+        counterfactual=replace(stages.counterfactual, tokens=words + stages.counterfactual.tokens),
+        position=stages.position + shift,
+        differing=later(stages.differing),
+        trace=replace(stages.trace, positions=later(stages.trace.positions)),
+        sources=tuple(replace(source, position=source.position + shift) for source in stages.sources),
+    )
+    drawn = columns(long)
+    assert [position for column in drawn for position in column.positions] == list(range(len(long.prompt.tokens)))
+    alone = {column.positions[0]: column for column in drawn if len(column.positions) == 1}
+    assert {0, long.position, *long.differing, *long.trace.positions} <= set(alone)
+    assert [alone[position].other for position in long.differing] == ["Italy"]
+    assert sum(column.width for column in drawn) == pytest.approx(GRID)
+    assert min(column.width for column in drawn if column.shares) >= TRACED
+    assert arrows(long)[0].source == alone[long.differing[0]].middle
+    assert columns(stages)[-1].text == "is"
+
+
+def test_a_prompt_from_right_to_left_is_drawn_as_in_a_mirror():
+    def places(drawn):
+        return [float(x) for x in re.findall(r'class="token" x="([0-9.]+)"', drawn)]
+
+    stages = gallery.example("geography").explanation.stages
+    tokens = ("בירת", " של", " ארץ", " צרפת", " היא")
+    hebrew = replace(stages, prompt=replace(stages.prompt, tokens=tokens))
+    assert places(stage_picture(stages)) == sorted(places(stage_picture(stages)))
+    assert places(stage_picture(hebrew)) == sorted(places(stage_picture(hebrew)), reverse=True)
+    assert max(places(stage_picture(hebrew))) < WIDTH
+
+
+def test_names_are_links_to_the_cards_that_a_page_has():
+    text = "L1.ffn.2 & <b> L3.head.4, L1.ffn.20"
+    assert linked(text) == "L1.ffn.2 &amp; &lt;b&gt; L3.head.4, L1.ffn.20"
+    assert re.findall(r'href="#(.*?)"', linked(text, {"L3.head.4"})) == ["L3.head.4"]
+    assert re.findall(r'data-neuron="(.*?)"', linked(text, None)) == ["L1.ffn.2", "L3.head.4", "L1.ffn.20"]
+    assert "<b>" not in linked(text, None)
+    stages = gallery.example("geography").explanation.stages
+    names = {str(node.neuron) for node in (*stages.heads, *stages.neurons)}
+    for part in (stage_picture(stages, None), stage_part("stage_finding", stages, None)):
+        assert set(re.findall(r'data-neuron="(.*?)"', part)) <= names
+    assert set(re.findall(r'data-neuron="(.*?)"', stage_part("stage_details", stages, None))) == names
 
 
 def test_work_stops_between_two_operations():

@@ -85,6 +85,14 @@ def test_help_imports_nothing_heavy():
     assert "explain" in output
 
 
+def test_the_first_page_of_the_app_is_drawn_without_torch():
+    code = (
+        "import sys, icebear.app.web.why.prediction, icebear.app.web.shared.gallery\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 def test_the_wheel_has_its_packages_and_their_files(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}

@@ -153,11 +153,11 @@ def fitting_words(reader: Reader, embeddings: Embeddings, span: tuple[int, int],
     """Yield a word of a person in place of another one; else the nearest words of as many tokens."""
     model, ids, (start, end) = reader.model, reader.ids, span
     text = "".join(model.pieces(ids[start:end]))
-    given = model.tokens_of(text[: len(text) - len(text.lstrip())] + word.strip())
-    begun = [[token] for token in _first_tokens(model, embeddings.similarities(given), text)]
+    typed = model.tokens_of(text[: len(text) - len(text.lstrip())] + word.strip())
+    begun = [[token] for token in _first_tokens(model, embeddings.similarities(typed), text)]
     for _ in range(start + 1, end):
         begun = _continued(reader, ids[:start], begun, "".join(text.split()) != text.strip())
-    for tokens in [given] if len(given) == end - start else begun:
+    for tokens in [typed] if len(typed) == end - start else begun:
         yield Candidate(start, end, tuple(tokens), embeddings.similarity(tokens, ids[start:end]), 0.0)
 
 

@@ -86,9 +86,11 @@ def columns(stages: StageRecord) -> list[Column]:
     stretch = GRID / sum(widths)
     result, x = [], 0.0
     for run, width in zip(runs, widths, strict=True):
-        one = run[0] if len(run) == 1 else -1
-        text, title = shown[one] if len(run) == 1 else "…", "".join(tokens[position] for position in run)
-        result.append(Column(tuple(run), text, title, others.get(one, ""), x, width * stretch, trace.get(one, ())))
+        position = run[0] if len(run) == 1 else -1
+        text, title = shown[position] if len(run) == 1 else "…", "".join(tokens[run[0] : run[-1] + 1])
+        result.append(
+            Column(tuple(run), text, title, others.get(position, ""), x, width * stretch, trace.get(position, ()))
+        )
         x += width * stretch
     return result
 

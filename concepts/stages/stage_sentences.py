@@ -105,9 +105,9 @@ def summary(stages: StageRecord) -> list[str]:
 
 def keep_text(stages: StageRecord) -> str:
     """Say what comes back when only the set is computed from the prompt."""
-    whole = whole_texts(stages.prompt.tokens, stages.whole)
-    parts = " and ".join([f"{set_text(stages)} at {_at(stages)}", *(f"all of {text}" for text in whole)])
-    come = "comes" if _is_single(stages) and not whole else "come"
+    recomputed = whole_texts(stages.prompt.tokens, stages.whole)
+    parts = " and ".join([f"{set_text(stages)} at {_at(stages)}", *(f"all of {text}" for text in recomputed)])
+    come = "comes" if _is_single(stages) and not recomputed else "come"
     return (
         f"Keep: only {parts} {come} from the prompt; {_held(stages)}. {percent(stages.alone)} of the difference of "
         f"{abs(stages.difference):.1f} logits between the prompts comes back "
@@ -437,10 +437,10 @@ def stage_lines(stages: StageRecord, notes: Sequence[str] = ()) -> list[Line]:
         lines += [Line(f"{head:<{INDENT}}{text}", indent=INDENT + 2) for head, text in zip(heads, texts, strict=True)]
     lines += [Line(OTHER_COUNTERFACTUALS, "dim")] if stages.heads else []
     lines += [Line(note) for note in notes]
-    return lines + ([Line(card_sentence(str(_first(stages)), stages.made_with), "dim")] if stages.heads else [])
+    return lines + ([Line(card_sentence(str(_named_head(stages)), stages.made_with), "dim")] if stages.heads else [])
 
 
-def _first(stages: StageRecord) -> Neuron:
+def _named_head(stages: StageRecord) -> Neuron:
     """Return the head whose swap changes the answer most, or the most relevant one."""
     swap = leading_swap(stages)
     return swap.neuron if swap else stages.heads[0].neuron

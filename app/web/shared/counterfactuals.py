@@ -83,7 +83,7 @@ def put(exchanged: WhatIf, exchange: Exchange | None) -> None:
     )
 
 
-def said(prompt: str, counterfactual: str | None) -> None:
+def show_choice(prompt: str, counterfactual: str | None) -> None:
     """Say what icebear chose, and offer the next comparisons in its order."""
     if st.session_state.get("chosen") == (prompt, counterfactual or ""):
         st.caption(markdown.plain(chosen_sentence(counterfactual, WAYS)))

@@ -58,7 +58,7 @@ def prompts(label: str = "Compared with (counterfactual prompt)") -> tuple[str, 
         # No run waits for it: a request of the browser from before the field was filled would empty the field again.
         jobs.watched(job)
         st.stop()
-    counterfactuals.said(prompt, counterfactual)
+    counterfactuals.show_choice(prompt, counterfactual)
     return prompt, counterfactual, row[1:]
 
 

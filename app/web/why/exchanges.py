@@ -57,7 +57,7 @@ def show_word(request: Request, explanation: SavedExplanation) -> None:
         bounds = (rows[0].position, rows[0].position + rows[0].length) if rows else (start, end)
         st.markdown(f"**{markdown.word(rows[0].word if rows else word)}** exchanged for another word. Then comes:")
         draw(exchanged, rows, "word")
-        _own(request, exchanged, bounds)
+        _typed_word(request, exchanged, bounds)
 
 
 def draw(exchanged: WhatIf, rows: Sequence[Exchange], key: str) -> None:
@@ -72,7 +72,7 @@ def draw(exchanged: WhatIf, rows: Sequence[Exchange], key: str) -> None:
     st.caption(markdown.plain(control_text(exchanged)))
 
 
-def _own(request: Request, exchanged: WhatIf, span: tuple[int, int]) -> None:
+def _typed_word(request: Request, exchanged: WhatIf, span: tuple[int, int]) -> None:
     """Exchange the word for one that a person writes, or for the nearest one that fits."""
     word = st.text_input("Another word", key="own_word", placeholder="Write your own word")
     if not word or not word.strip():
@@ -84,8 +84,8 @@ def _own(request: Request, exchanged: WhatIf, span: tuple[int, int]) -> None:
         return
     if exchange.instead != word.strip():
         count = f"{exchange.length} token{'s' * (exchange.length != 1)}"
-        said = f"{word.strip()!r} does not have {count}, as {exchange.word!r} has; the nearest word that fits:"
-        st.caption(markdown.plain(said))
+        reason = f"{word.strip()!r} does not have {count}, as {exchange.word!r} has; the nearest word that fits:"
+        st.caption(markdown.plain(reason))
     draw(exchanged, [exchange], "own")
 
 
