@@ -27,8 +27,10 @@ LINE_HEIGHT = 14
 """Pixels between the names of two heads."""
 LETTER = 7.2
 """The width of a letter."""
-NARROWEST, TRACED = 16, 46
-"""The width of a token at least, and of one with a causal trace."""
+NARROWEST = 16
+"""The width of a token at least."""
+TRACED = 46
+"""The width of a token with a causal trace at least."""
 LONGEST = 14
 """The letters of a token that are shown."""
 SHOWN_SHARE = 0.05
@@ -84,15 +86,15 @@ def columns(stages: StageRecord) -> list[Column]:
     runs = _runs(_fitting(stages, least), len(tokens))
     widths = [least[run[0]] if len(run) == 1 else TRACED for run in runs]
     stretch = GRID / sum(widths)
-    result, x = [], 0.0
+    drawn, x = [], 0.0
     for run, width in zip(runs, widths, strict=True):
-        position = run[0] if len(run) == 1 else -1
-        text, title = shown[position] if len(run) == 1 else "…", "".join(tokens[run[0] : run[-1] + 1])
-        result.append(
-            Column(tuple(run), text, title, others.get(position, ""), x, width * stretch, trace.get(position, ()))
-        )
+        is_alone = len(run) == 1
+        text = shown[run[0]] if is_alone else "…"
+        other, shares = (others.get(run[0], ""), trace.get(run[0], ())) if is_alone else ("", ())
+        title = "".join(tokens[run[0] : run[-1] + 1])
+        drawn.append(Column(tuple(run), text, title, other, x, width * stretch, shares))
         x += width * stretch
-    return result
+    return drawn
 
 
 def _short(token: str) -> str:
