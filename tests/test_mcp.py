@@ -241,7 +241,7 @@ def test_what_to_compare_with(session, monkeypatch):
 def test_a_prompt_alone_is_explained_with_what_is_chosen_and_says_so(session, model, monkeypatch):
     """Unless none is wanted, or more than a prompt is asked."""
     z, (target,) = LikelyWord(model.tokens_of("z")[0], "z", "z", 0.25, ()), model.predict(PROMPT, 1)
-    row = Exchange("ice", 1, 2, "big", (1, 2), "z", 0.25, -3.0, OTHER, z, 1.0)
+    row = Exchange("ice", 1, 2, "big", (1, 2), "z", 0.25, -3.0, OTHER, z, z.token, "z", 1.0)
     explained = LikelyWord(target.id, target.text, target.text, target.probability, ())
     monkeypatch.setattr(tools, "look_unasked", lambda model, prompt: WhatIf(PROMPT, explained, "", True, (row,)))
     compared = json_of(session, "explain", prompt=PROMPT, counterfactual=OTHER, contrast="z")

@@ -198,7 +198,7 @@ def test_the_command_of_a_row_names_the_tokens_that_were_measured(smol, found):
             likeliest = int(smol.next_logits(prompt).argmax())
             assert (smol.answer_id(target, "target", prompt) if target else likeliest) == result.explained.token
             if "--contrast" in options:
-                assert smol.answer_id(options["--contrast"], "contrast", prompt) == row.likely.token
+                assert smol.answer_id(options["--contrast"], "contrast", prompt) == row.contrast
 
 
 def test_other_models_are_refused(tmp_path):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from icebear.concepts.passes.prefix import Prefix
 from icebear.models.model import Model
+from icebear.models.text.answer import Answer
 
 COMMON = frozenset(Path(__file__).with_name("common.txt").read_text(encoding="utf-8").split())
 """The 200 most common English words."""
@@ -57,6 +58,12 @@ def words_of(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
             start = None
         if inside and start is None:
             start = position
+
+
+def first_content_word(texts: Sequence[str]) -> tuple[int, int]:
+    """Return the bounds of the first content word in the texts of tokens; of the first token if there is none."""
+    words = words_of(texts)
+    return next(((start, end) for start, end in words if is_content("".join(texts[start:end]))), (0, 1))
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,15 @@ def likely_words(reader: Reader, rows: Sequence[Sequence[int]], logits: Sequence
     lacking = [number for number in range(len(rows)) if number not in words]
     words |= {number: likeliest(model, logits[number]) for number in lacking}
     return [words[number] for number in range(len(rows))]
+
+
+def word_of_answer(answer: Answer) -> LikelyWord:
+    """Return the first content word of an answer, or its first token if there is none."""
+    start, end = first_content_word(answer.token_strings)
+    text = "".join(answer.token_strings[start:end])
+    return LikelyWord(
+        answer.ids[start], answer.token_strings[start], text, answer.probabilities[start], answer.ids[:start]
+    )
 
 
 def likeliest(model: Model, logits: Tensor) -> LikelyWord:
