@@ -243,24 +243,25 @@ class _Conversation:
         compared: dict[str, Any] = {"contrast": contrast, "counterfactual": other, "span": (start, start + 1)}
         explanation = icebear.explain(self.model, answer, **compared)
         strings, begins = explanation.relevance.prompt.strings, len(answer.prompt_ids)
-        positions = self._positions(self._turns(answer.question, strings, begins), strings)
+        turns = self._turns(answer.question, strings, begins)
         if explanation.stages is None:
-            return explanation_screen(explanation, positions=positions)
+            return explanation_screen(explanation, positions=self._positions(turns, strings))
         others = explanation.stages.counterfactual.tokens
-        turns = self._turns(other, others, begins + len(others) - len(strings))
-        stages = _without_template(explanation.stages, positions, self._positions(turns, others))
-        return explanation_screen(replace(explanation, stages=stages))
+        other_turns = self._turns(other, others, begins + len(others) - len(strings))
+        asked = self._positions(turns[-2:], strings), self._positions(other_turns[-2:], others)
+        return explanation_screen(replace(explanation, stages=_without_template(explanation.stages, *asked)))
 
 
 def _without_template(stages: Stages, positions: set[int], other_positions: set[int]) -> Stages:
-    """Return stages that show the messages without the template; its tokens that a line names are line breaks, apart
-    from the last one. positions: of the messages in the prompt, and in the counterfactual."""
-    named = {at for part in stages.whole for at in part.positions}
+    """Return stages that show the last message and the answer, without the template; other tokens that a line names are
+    line breaks, apart from the last one. positions: of what is shown of the prompt, and of the counterfactual."""
+    named = {at for part in stages.whole for at in part.positions}  # which are counted too
 
     def shown(tokens: Sequence[str], messages: set[int]) -> tuple[str, ...]:
         last = len(tokens) - 1
         known = messages | {last}
-        return tuple(text if at in known else "\n" * (at in named) for at, text in enumerate(tokens))
+        breaks = named | {at for at in range(min(known), last) if at + 1 in messages}  # before the answer
+        return tuple(text if at in known else "\n" * (at in breaks) for at, text in enumerate(tokens))
 
     rows = zip(stages.trace.positions, stages.trace.shares, strict=True)
     traced = [row for row in rows if row[0] in positions | {stages.position}]
