@@ -463,3 +463,13 @@ def test_a_bare_question_is_asked_as_a_chat_and_says_so(smol, few_contexts):
     assert plain["target"]["text"] == smol.predict(PLANET, 1)[0].text
     assert "chat_command" not in plain
     assert look(smol, PLANET).chat is None  # in Python nothing unasked
+
+
+@pytest.mark.parametrize("words", [("--chat", FRANCE), (PLANET,)])
+def test_a_claim_is_about_the_next_token(smol, words, tmp_path, few_contexts):
+    file = tmp_path / "claims.json"
+    document = json.loads(run("explain", *words, "--json", "--claim", str(file)))
+    prompt = CHATS[FRANCE] if len(words) == 2 else PLANET
+    assert document["target"]["id"] == smol.predict(prompt, 1)[0].id
+    assert "answer" not in document
+    assert json.loads(file.read_text())

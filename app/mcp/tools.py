@@ -554,8 +554,8 @@ def _node(node: ExplainedNode) -> Answer:
 
 def _about_answer(exchanged: WhatIf, text: str | None) -> list[str]:
     """Say which word of a chat's answer is explained. text: the message that was given as a text."""
-    asked = [message_sentence(text, "chat=true")] if text else []
-    return [*asked, answer_sentence(exchanged, "target for another first token")]
+    question = [message_sentence(text, "chat=true")] if text else []
+    return [*question, answer_sentence(exchanged, "target for another first token")]
 
 
 def _suggestion(row: Suggestion) -> Answer:

@@ -220,9 +220,9 @@ def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
     logits = reader.logits()
     model.top_tokens(logits[-1], 1)  # raises for NaN
     explained = _explained(reader, source, logits[-1], next_token)
-    asked = source.question if isinstance(source, Answer) else source
-    assert asked is not None
-    changeable = _Changeable.of(model, asked, ids)
+    question = source.question if isinstance(source, Answer) else source
+    assert question is not None
+    changeable = _Changeable.of(model, question, ids)
     candidates = [row for row in _chosen_candidates(reader, embeddings, logits, changeable) if changeable.is_read(row)]
     exchanges = _measured(reader, changeable, embeddings, candidates, explained, logits[-1])
     is_next = not explained.after and explained.token == int(logits[-1].argmax())

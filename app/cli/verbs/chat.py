@@ -171,8 +171,8 @@ class _Conversation:
 
     def _turns(self, question: Chat, strings: Sequence[str], begins: int) -> tuple[Turn, ...]:
         """Return the turns of a chat and of its answer, which begins at a position, in the texts of their tokens."""
-        asked = turns_of(self.model, question, strings[:begins])
-        return (*asked, Turn("assistant", asked[-1].stop if asked else 0, begins, len(strings), len(strings)))
+        before = turns_of(self.model, question, strings[:begins])
+        return (*before, Turn("assistant", before[-1].stop if before else 0, begins, len(strings), len(strings)))
 
     def _positions(self, turns: Sequence[Turn], strings: Sequence[str]) -> set[int]:
         """Return the positions of messages, without special tokens that the model wrote."""
@@ -248,8 +248,8 @@ class _Conversation:
             return explanation_screen(explanation, positions=self._positions(turns, strings))
         others = explanation.stages.counterfactual.tokens
         other_turns = self._turns(other, others, begins + len(others) - len(strings))
-        asked = self._positions(turns[-2:], strings), self._positions(other_turns[-2:], others)
-        return explanation_screen(replace(explanation, stages=_without_template(explanation.stages, *asked)))
+        each = self._positions(turns[-2:], strings), self._positions(other_turns[-2:], others)
+        return explanation_screen(replace(explanation, stages=_without_template(explanation.stages, *each)))
 
 
 def _without_template(stages: Stages, positions: set[int], other_positions: set[int]) -> Stages:

@@ -74,8 +74,7 @@ def explain(options: Options) -> None:
     With --counterfactual, or one that icebear finds for a PROMPT alone, show how the answer is computed: the tokens
     that are read, the heads that move their information to the last token, and the neurons that write the answer; with
     --file, what many pairs share. Without it, show the tokens and neurons that contributed. With --base-model, show
-    which weights caused the difference. With --chat, explain the first content word of the model's answer; with --span,
-    other words of it.
+    which weights caused the difference. With --chat, explain the first content word of the answer; with --span, others.
 
     Example:
       icebear explain "The capital of France is" --counterfactual "The capital of Japan is"
@@ -91,14 +90,14 @@ def explain(options: Options) -> None:
     prompt = arguments["prompt"]
     exchanged = _what_if(options, model, prompt)
     chosen = exchanged.comparisons[0] if exchanged and exchanged.comparisons and not options.no_counterfactual else None
-    asked, about = _about_answer(options, prompt, exchanged)
+    answered, about = ({}, []) if options.next_token or options.claim else _about_answer(prompt, exchanged)
     about += [f"{chosen_sentence(chosen.text, WAYS)}\n"] if chosen else []
     arguments |= exchanged.arguments(chosen) if exchanged else {}
     explanation = replace(_explained(options, model, arguments), what_if=exchanged)
     relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
-    document = explanation.to_dict() | asked
+    document = explanation.to_dict() | answered
     units = icebear.units(relevance, options.units) if options.units else []
     has_tables = not explanation.stages and (options.units or options.sources or not explanation.random_effects)
     report = explanation_report if has_tables else explanation_screen
@@ -161,24 +160,32 @@ def _what_if(options: Options, model: icebear.Model, prompt: str | Chat) -> What
         return None
     attribution = options.attribution
     with waiting("Exchanging words of the prompt"):
-        exchanged = look_unasked(model, prompt, options.next_token, attribution.max_new_tokens)
+        next_token = _explains_next_token(options, model, prompt)
+        exchanged = look_unasked(model, prompt, next_token, attribution.max_new_tokens)
     file = attribution.prompt.messages
     return replace(exchanged, file=file) if exchanged and file else exchanged
 
 
-def _about_answer(options: Options, prompt: str | Chat, exchanged: WhatIf | None) -> tuple[dict[str, Any], list[str]]:
+def _explains_next_token(options: Options, model: icebear.Model, prompt: str | Chat) -> bool:
+    """Return whether the next token is explained: a claim is about no word of an answer."""
+    from icebear.concepts.answers.what_if import is_message
+
+    return options.next_token or (bool(options.claim) and (isinstance(prompt, Chat) or is_message(model, prompt)))
+
+
+def _about_answer(prompt: str | Chat, exchanged: WhatIf | None) -> tuple[dict[str, Any], list[str]]:
     """Return what is said of the answer to a chat, or to a message that is given as a text: fields and sentences."""
     from icebear.explanation.sentences import answer_sentence, message_command, message_sentence
 
-    if exchanged is None or exchanged.chat is None or options.next_token:
+    if exchanged is None or exchanged.chat is None:
         return {}, []
     document = {"answer": exchanged.answer.text if exchanged.answer else ""}
     about = [f"{answer_sentence(exchanged, WORD_WAYS)}\n"]
     if isinstance(prompt, Chat):
         return document, about
     command = message_command(prompt)
-    said = f"{message_sentence(prompt, '--chat')}\n  {command}\n"
-    return {**document, "chat_command": command}, [said, *about]
+    question = f"{message_sentence(prompt, '--chat')}\n  {command}\n"
+    return {**document, "chat_command": command}, [question, *about]
 
 
 def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:
