@@ -30,6 +30,8 @@ NAMED_SHARE = 0.95
 """Tokens are named until their shares sum to this."""
 NAMED_TOKENS = 3
 """The largest number of tokens that are named."""
+LONG_ANSWER = 200
+"""The characters of an answer before it is cut."""
 NEARLY_ALL = 0.995
 """A larger share is called all."""
 ALL = 1.05
@@ -207,6 +209,30 @@ def chosen_sentence(text: str | None, ways: str) -> str:
     return f"Compared with {text!r}, chosen by icebear; {ways}."
 
 
+def answer_sentence(exchanged: WhatIf, ways: str) -> str:
+    """Say which word of a chat's answer is explained, and how to explain another one."""
+    answer = exchanged.answer
+    if answer is None:
+        return "The model ends its answer before the first word; the likeliest token is explained."
+    word, text = exchanged.explained.text.strip(), answer.text
+    shown = text if len(text) <= LONG_ANSWER else f"{text[:LONG_ANSWER].rstrip()} ..."
+    if is_content(word):
+        which = "the first content word that the question does not have"
+        return f"The model answers {shown!r}; {word!r}, {which}, is explained ({ways})."
+    return f"The model answers {shown!r}, which has no content word, so that its first token is explained ({ways})."
+
+
+def message_sentence(text: str, way: str) -> str:
+    """Say that a text is a message to a chat model, and how it is asked."""
+    kind = "question" if text.rstrip().endswith("?") else "message"
+    return f"This is a {kind} to a chat model: {way} asks it, and the answer is explained here."
+
+
+def message_command(text: str) -> str:
+    """Return the command that asks a text as a message."""
+    return shlex.join(["icebear", "explain", "--chat", text])
+
+
 def comparison_hint(explanation: ExplainedPrediction) -> str:
     """Say which word to change to see how the answer is computed, as a command; empty if it was compared."""
     sentence = comparison_sentence(explanation.relevance)
@@ -246,7 +272,8 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
     if begun := word_sentence(exchanged):
         predicted[1:1] = [Line(begun)]
     if exchanged and exchanged.explained_after:
-        predicted[1:1] = [Line(f"Explained after {exchanged.explained_after!r}, which is the likeliest beginning.")]
+        begins = "with which the answer begins" if exchanged.answer else "which is the likeliest beginning"
+        predicted[1:1] = [Line(f"Explained after {exchanged.explained_after!r}, {begins}.")]
     predicted += [Line(str(exchanged), "bold")] if exchanged else []
     if compared and compared.predictions:
         where = "in" if relevance.image else "after"

@@ -12,11 +12,13 @@ from icebear import Chat, Concept, Model, attribute, explain, monitor
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.tables.explanations import explanation_screen
+from icebear.app.cli.verbs.chat import _Conversation
 from icebear.steering import outcome
 
 RUN = CliRunner()
 ANSWERS = {}
 QUESTION = "Where do ice bears live?"
+FRANCE = "What is the capital of France?"
 pytestmark = pytest.mark.usefixtures("few_contexts")
 
 
@@ -109,8 +111,11 @@ def test_a_conversation_in_the_terminal(qwen, tmp_path):
     at = answer.token_range("l")
     compared = explain(qwen, answer, contrast="a", counterfactual=answer.question.asking(other), span=at)
     shown = "".join(done.stdout.split())
-    for part in ("Why 'l'?", ", not 'a'", "question", printed(explanation_screen(compared))):
+    screen = printed(explanation_screen(compared)).splitlines()
+    same = [line for line in screen if "<|im_" not in line and not line.startswith("  '")]  # without the template
+    for part in ("Why 'l'?", ", not 'a'", "question", *same):
         assert "".join(part.split()) in shown
+    assert other in done.stdout
     for part in ("'penguins' is not in the answer", "/what is not a command"):
         assert part in done.stderr
     text = json.loads(file.read_text())
@@ -144,3 +149,24 @@ def test_a_monitor_reads_messages_and_answers_and_ends_what_it_flags(qwen, tmp_p
     assert all(verdict["flagged"] for verdict in ended["verdicts"])
     assert len(ended["verdicts"][1]["tokens"]) == 1
     assert run("chat", "--stop-on", code=2)
+
+
+def test_a_conversation_shows_no_tokens_of_the_template_but_those_that_were_typed(smol):
+    typed = "The capital of Spain, <|im_end|> of course?"
+    lines = [FRANCE, typed, "/why 0:1", "/from", "/why 0:1 | Spain | The capital of Italy, or course?", "/quit"]
+    shown = run("chat", "--max-new-tokens", "12", input="\n".join(lines) + "\n").stdout
+    answer = smol.answer(Chat([{"role": "user", "content": FRANCE}]), max_new_tokens=12)
+    assert answer.ended
+    assert f"\n{answer.text}\n" in shown
+    assert shown.count("<|im_end|>") == 3  # in the picture, in the table, in the comparison
+    assert f"\n{typed}   " in shown
+    for part in ("<|im_start|>", "<|endoftext|>", "You are a helpful"):
+        assert part not in shown
+    assert f"  {typed}\n" in shown
+
+
+def test_special_tokens_inside_an_answer_are_not_printed(smol):
+    start, end = smol.tokens_of("<|im_start|><|im_end|>")
+    conversation = _Conversation(smol, None, {}, [], {}, [], None, False)
+    assert conversation._without_special([504, start, 314, end]) == [504, 314]
+    assert conversation._without_special([]) == []

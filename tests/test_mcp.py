@@ -16,9 +16,10 @@ import torch
 from click.testing import CliRunner
 from conftest import GEMMA3, ICE_BEAR, Letters, random_model
 from mcp import Client
+from test_chat import MODELS
 from test_tasks import make
 
-from icebear import Concept, Model, attribute, build_index, circuit, explain, open_store
+from icebear import Chat, Concept, Model, attribute, build_index, circuit, explain, open_store
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.cli.main import main
 from icebear.app.mcp import tools
@@ -241,7 +242,7 @@ def test_what_to_compare_with(session, monkeypatch):
 def test_a_prompt_alone_is_explained_with_what_is_chosen_and_says_so(session, model, monkeypatch):
     """Unless none is wanted, or more than a prompt is asked."""
     z, (target,) = LikelyWord(model.tokens_of("z")[0], "z", "z", 0.25, ()), model.predict(PROMPT, 1)
-    row = Exchange("ice", 1, 2, "big", (1, 2), "z", 0.25, -3.0, OTHER, z, 1.0)
+    row = Exchange("ice", 1, 2, "big", (1, 2), "z", 0.25, -3.0, OTHER, z, z.token, "z", 1.0)
     explained = LikelyWord(target.id, target.text, target.text, target.probability, ())
     monkeypatch.setattr(tools, "look_unasked", lambda model, prompt: WhatIf(PROMPT, explained, "", True, (row,), {}))
     compared = json_of(session, "explain", prompt=PROMPT, counterfactual=OTHER, contrast="z")
@@ -254,6 +255,18 @@ def test_a_prompt_alone_is_explained_with_what_is_chosen_and_says_so(session, mo
         result = json_of(session, "explain", prompt=PROMPT, **more)
         assert not {"chosen_counterfactual", "alone"} & set(result)
         assert repr(OTHER) not in " ".join(result["summary"])
+
+
+def test_of_a_message_alone_the_answer_is_explained_and_said(session, monkeypatch):
+    session.model = MODELS["qwen"]
+    asked = json_of(session, "explain", prompt="Hi bear", chat=True)
+    answer = session.model.answer(Chat([{"role": "user", "content": "Hi bear"}]), 40)
+    assert repr(answer.text)[1:20] in asked["summary"][0]
+    assert "chat=true" not in " ".join(asked["summary"])
+    monkeypatch.setattr(what_if, "is_message", lambda model, text: True)
+    bare = json_of(session, "explain", prompt="Hi bear")
+    assert "chat=true" in bare["summary"][0]
+    assert bare["summary"][1:] == asked["summary"]
 
 
 def test_of_a_long_prompt_no_words_are_exchanged_unasked(session, monkeypatch):

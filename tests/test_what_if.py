@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
@@ -9,13 +10,16 @@ import pytest
 import torch
 from test_cli import RUN, run
 
-from icebear import what_if
+from icebear import Chat, Model, what_if
 from icebear.app.cli.main import main
 from icebear.concepts.answers.comparisons import GOOD_SCORE, LOST, one_word
-from icebear.concepts.answers.content_words import is_content, words_of
+from icebear.concepts.answers.content_words import first_content_word, is_content, words_of
 from icebear.concepts.answers.likely_words import APPENDED, LIKELY_SHARE, Reader, likely_words
-from icebear.concepts.answers.what_if import SHOWN_EACH, SHOWN_WORDS, look
+from icebear.concepts.answers.what_if import SHOWN_EACH, SHOWN_WORDS, is_message, look, look_unasked
+from icebear.concepts.attribution.request import row_of_answer
 from icebear.errors import InputError
+from icebear.explanation.sentences import answer_sentence
+from icebear.models.text.answer import read_span
 
 CHEF = "The chef added salt to the"
 PROMPTS = [
@@ -192,7 +196,7 @@ def test_the_command_of_a_row_names_the_tokens_that_were_measured(smol, found):
             likeliest = int(smol.next_logits(prompt).argmax())
             assert (smol.answer_id(target, "target", prompt) if target else likeliest) == result.explained.token
             if "--contrast" in options:
-                assert smol.answer_id(options["--contrast"], "contrast", prompt) == row.likely.token
+                assert smol.answer_id(options["--contrast"], "contrast", prompt) == row.contrast
 
 
 def test_other_models_are_refused(tmp_path):
@@ -250,3 +254,222 @@ def test_a_number_in_a_terminal_explains_that_row(found, few_contexts, monkeypat
 def test_a_model_without_words_has_no_exchanges(tiny_folder, few_contexts):
     document = json.loads(run("explain", "Paris Rome A", "--model", tiny_folder, "--json"))
     assert isinstance(document["exchanges"], list)
+
+
+# --- chats ---
+
+FRANCE = "What is the capital of France?"
+PLANET = "What is the largest planet in the solar system?"
+
+
+def chat_of(*contents):
+    roles = ("user", "assistant") * len(contents)
+    return Chat([{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)])
+
+
+CHATS = {
+    FRANCE: chat_of(FRANCE),
+    PLANET: chat_of(PLANET),
+    "system": Chat([{"role": "system", "content": "Answer about Rome."}, *chat_of(FRANCE).messages], {"a": "b c"}),
+    "second": chat_of("Where do bears live?", "In forests.", "Where do camels live?"),
+}
+
+
+@pytest.fixture(scope="module")
+def chats(smol):
+    return {name: look(smol, chat) for name, chat in CHATS.items()}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "word"),
+    [
+        (["The", " ca", "bin", "et", " is"], " cabinet"),
+        (["**", "Paris", "**"], "Paris"),
+        (["1", ".", " Red"], "1"),
+        (["It", " is", "."], "It"),
+        ([":"], ":"),
+    ],
+)
+def test_the_first_content_word_or_the_first_token(pieces, word):
+    assert "".join(pieces[slice(*first_content_word(pieces))]) == word
+
+
+def test_a_content_word_that_the_question_has_comes_after_others():
+    pieces = ["The", " capital", " is", " Paris"]
+    assert first_content_word(pieces, "What is the Capital?") == (3, 4)
+    assert first_content_word(pieces[:3], "What is the Capital?") == (1, 2)
+
+
+def test_of_a_chat_the_first_content_word_of_the_answer_is_explained(smol, chats):
+    for name, result in chats.items():
+        answer = smol.answer(CHATS[name], 40)
+        words = (
+            (start, end, "".join(answer.token_strings[start:end])) for start, end in words_of(answer.token_strings)
+        )
+        known = {word.strip("?.,").lower() for message in CHATS[name].messages for word in message["content"].split()}
+        start, end = next((s, e) for s, e, word in words if is_content(word) and word.strip().lower() not in known)
+        assert result.explained.token == answer.ids[start]
+        assert result.explained.after == answer.ids[:start]
+        assert result.explained_after + result.explained.text == "".join(answer.token_strings[:end])
+        assert result.explained.probability == pytest.approx(answer.probabilities[start])
+        assert result.answer == answer
+    assert chats[FRANCE].explained.text == " Paris"
+
+
+def test_a_change_of_a_message_is_that_of_a_fresh_pass(smol, chats):
+    for name, result in chats.items():
+        chat, after = CHATS[name], list(result.explained.after)
+        before = slow_odds(smol, [*smol.ids(chat), *after], result.explained.token)
+        assert result.exchanges
+        for row in result.exchanges[::3]:
+            changed = smol.ids(chat.asking(row.text))  # as the command reads it
+            ids = smol.ids(chat)
+            assert changed == [*ids[: row.position], *row.tokens, *ids[row.position + row.length :]]
+            odds = slow_odds(smol, [*changed, *after], result.explained.token)
+            assert row.change == pytest.approx(odds - before, abs=1e-3)
+
+
+def test_only_the_last_message_of_the_user_is_exchanged(chats):
+    assert {row.word for row in chats["second"].exchanges} <= {"Where", "camels", "live"}
+    assert {row.word for row in chats["system"].exchanges} <= {"capital", "France"}
+    assert {row.text.replace(row.instead, row.word) for row in chats[FRANCE].exchanges} == {FRANCE}
+
+
+def test_the_command_of_a_chat_compares_what_was_measured(smol, chats):
+    for name, result in chats.items():
+        for row in result.exchanges:
+            _, _, *words = shlex.split(result.command(row))
+            options = dict(zip(words[::2], words[1::2], strict=True))
+            if name == "second":
+                assert options["--messages"] == "FILE"
+            else:
+                assert options["--chat"] == FRANCE or name == PLANET
+            start = len(result.explained.after)
+            assert result.answer.token_range(read_span(options["--span"])) == (start, start + 1)
+            assert options["--counterfactual"] == row.text
+            contrast = options.get("--contrast")
+            typed = {"span": options["--span"], "contrast": contrast, "counterfactual": CHATS[name].asking(row.text)}
+            read = row_of_answer(smol, result.answer, *typed.values())
+            assert read == row_of_answer(smol, result.answer, *map(result.arguments(row).get, typed))
+            assert read.contrast == row.contrast
+    options = shlex.split(chats["system"].command(chats["system"].exchanges[0]))
+    assert options[options.index("--system") + 1] == "Answer about Rome."
+    assert options[options.index("--template-option") + 1] == 'a="b c"'
+
+
+def test_each_row_has_two_answers_to_compare(smol, found, chats):
+    for result in (*found.values(), *chats.values()):
+        for row in result.exchanges[::2]:
+            ids = smol.ids(result.chat or result.prompt)
+            changed = [*ids[: row.position], *row.tokens, *ids[row.position + row.length :], *result.explained.after]
+            likeliest = int(smol.next_logits(changed).argmax())
+            assert result.explained.token != (likeliest if row.contrast is None else row.contrast)
+
+
+def test_what_if_of_a_chat_has_the_rows_of_the_command(smol, chats, few_contexts):
+    frame = what_if(smol, CHATS[FRANCE])
+    assert list(frame["change"]) == [row.change for row in chats[FRANCE].exchanges]
+    document = json.loads(run("explain", "--chat", FRANCE, "--json"))
+    assert [row["change"] for row in document["exchanges"]] == list(frame["change"])
+    assert (document["target"]["text"], document["explained_after"]) == (" capital", "The")
+    assert document["answer"] == chats[FRANCE].answer.text
+    assert "chat_command" not in document
+    words = shlex.split(frame["command"].iloc[0])[1:]
+    assert "stages" in json.loads(run(*words, "--json"))
+
+
+def test_a_comparison_of_a_chat_is_chosen_as_of_a_text(smol, few_contexts):
+    question = "Translate to French: The dog is red."
+    chosen = look(smol, chat_of(question)).comparisons[0]
+    document = json.loads(run("explain", "--chat", question, "--json"))
+    assert document["chosen_counterfactual"]["text"] == chosen.text
+    assert document["contrast"]["id"] == chosen.contrast
+    assert "stages" in document
+
+
+def test_next_token_of_a_chat(smol, few_contexts):
+    likeliest = smol.predict(CHATS[FRANCE], 1)[0].text
+    document = json.loads(run("explain", "--chat", FRANCE, "--json", "--next-token"))
+    assert (document["target"]["text"], document["explained_after"]) == (likeliest, "")
+    assert document["exchanges"]
+    assert "answer" not in document
+
+
+def test_a_number_in_a_terminal_compares_two_chats(chats, few_contexts, monkeypatch):
+    monkeypatch.setattr("icebear.app.cli.verbs.explain.is_terminal", lambda: True)
+    rows = chats[FRANCE].shown
+    number = next(number for number, row in enumerate(rows, 1) if row.likely.token == chats[FRANCE].explained.token)
+    result = RUN.invoke(main, ["explain", "--chat", FRANCE], input=f"{number}\n\n")
+    assert result.exit_code == 0, result.output
+    assert f"Why ' capital', not {rows[number - 1].contrast_text!r}?" in result.output
+
+
+def test_an_answer_without_a_content_word_is_explained_at_its_first_token(smol, chats):
+    answer = chats[FRANCE].answer
+    ids = tuple(smol.tokens_of("It is."))
+    short = replace(answer, ids=ids, token_strings=smol.pieces(ids), probabilities=(0.5,) * 3)
+    result = look(smol, short)
+    assert (result.explained.text, result.explained_after) == ("It", "")
+    assert "no content word" in answer_sentence(result, "")
+    assert "no content word" not in answer_sentence(chats[FRANCE], "")
+
+
+def test_a_model_that_answers_nothing_is_explained_at_the_token_that_ends_it(smol, chats, monkeypatch):
+    empty = replace(chats[FRANCE].answer, ids=(), token_strings=(), probabilities=())
+    monkeypatch.setattr(Model, "answer", lambda *_: empty)
+    result = look_unasked(smol, CHATS[FRANCE])
+    assert result.prompt == CHATS[FRANCE]
+    assert result.explained.token == smol.predict(CHATS[FRANCE], 1)[0].id
+
+
+def test_a_long_chat_is_explained_without_exchanges(smol, monkeypatch, few_contexts):
+    monkeypatch.setattr("icebear.concepts.answers.what_if.LONGEST", 10)
+    result = look_unasked(smol, CHATS[FRANCE])
+    assert (result.explained.text, result.exchanges) == (" capital", ())
+    assert "10 tokens" in str(result)
+    document = json.loads(run("explain", "--chat", FRANCE, "--json"))
+    assert (document["target"]["text"], document["exchanges"]) == (" capital", [])
+
+
+# --- messages that are given as texts ---
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [(PLANET, True), (FRANCE, True), ("The capital of France is", False), ("Where do ice bears live?", False)],
+)
+def test_a_text_that_goes_on_with_a_token_of_the_template_is_a_message(smol, text, right):
+    assert is_message(smol, text) is right
+    likeliest = int(smol.next_logits(text).argmax())
+    assert (likeliest in smol.special_ids()) is right
+
+
+def test_a_base_model_has_no_messages(smol, monkeypatch):
+    monkeypatch.setattr(smol.tokenizer, "chat_template", None)
+    assert not is_message(smol, PLANET)
+    assert look_unasked(smol, PLANET).prompt == PLANET
+
+
+def test_a_bare_question_is_asked_as_a_chat_and_says_so(smol, few_contexts):
+    document = json.loads(run("explain", PLANET, "--json"))
+    command = shlex.split(document.pop("chat_command"))
+    assert command == ["icebear", "explain", "--chat", PLANET]
+    assert document == json.loads(run(*command[1:], "--json"))
+    screen = run("explain", PLANET)
+    assert shlex.join(command) in screen
+    assert "This is a question" in screen
+    assert "explained_after" not in json.loads(run("explain", PLANET, "--json", "--target", " The"))
+    plain = json.loads(run("explain", PLANET, "--json", "--next-token"))
+    assert plain["target"]["text"] == smol.predict(PLANET, 1)[0].text
+    assert "chat_command" not in plain
+    assert look(smol, PLANET).chat is None  # in Python nothing unasked
+
+
+@pytest.mark.parametrize("words", [("--chat", FRANCE), (PLANET,)])
+def test_a_claim_is_about_the_next_token(smol, words, tmp_path, few_contexts):
+    file = tmp_path / "claims.json"
+    document = json.loads(run("explain", *words, "--json", "--claim", str(file)))
+    prompt = CHATS[FRANCE] if len(words) == 2 else PLANET
+    assert document["target"]["id"] == smol.predict(prompt, 1)[0].id
+    assert "answer" not in document
+    assert "kind: answer" in file.read_text()

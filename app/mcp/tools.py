@@ -21,7 +21,7 @@ from icebear.actmax.searching import search
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.session import Session, with_arguments
 from icebear.concepts.answers.counterfactuals import Suggestion, suggest_counterfactuals
-from icebear.concepts.answers.what_if import look, look_unasked
+from icebear.concepts.answers.what_if import WhatIf, look, look_unasked
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
@@ -41,9 +41,15 @@ from icebear.explanation.explanation import (
     silencing_control,
     with_changes,
 )
-from icebear.explanation.sentences import chosen_sentence, comparison_hint, comparison_sentence, lines
+from icebear.explanation.sentences import (
+    answer_sentence,
+    chosen_sentence,
+    comparison_hint,
+    comparison_sentence,
+    lines,
+    message_sentence,
+)
 from icebear.models.text.chat import Chat, other_prompt
-from icebear.models.text.prompts import PromptLike
 from icebear.records import Neuron, RandomControl
 from icebear.steering.comparison import compare
 from icebear.steering.concept.concept import Concept
@@ -167,13 +173,16 @@ class Tools:
         """Show how the answer is computed, compared with another prompt: which token is read, which attention heads
         move its information to the last token, and which neurons write the answer. Every share is an intervention, with
         random parts in brackets as its control. For a prompt alone a counterfactual is chosen, if there is a good one;
-        without one, the answer has the tokens and the neurons with effects. Ask this first."""
+        without one, the answer has the tokens and the neurons with effects. Of a message alone (chat=true, or a
+        question that a chat model does not continue), the first content word of the model's answer is explained. Ask
+        this first."""
         model, read = self.session.model, _read(prompt, chat)
-        is_alone = not (counterfactual or target or contrast or chat or no_counterfactual) and bool(stage_sites(model))
-        exchanged = look_unasked(model, prompt) if is_alone else None
+        is_alone = not (counterfactual or target or contrast or no_counterfactual) and bool(stage_sites(model))
+        exchanged = look_unasked(model, read) if is_alone else None
         chosen = next(iter(exchanged.comparisons), None) if exchanged else None
         ways = "counterfactual for your own, no_counterfactual for none"
-        about = [chosen_sentence(chosen.text, ways)] if chosen else [str(exchanged)] if exchanged else []
+        about = _about_answer(exchanged, None if chat else prompt) if exchanged and exchanged.chat else []
+        about += [chosen_sentence(chosen.text, ways)] if chosen else [str(exchanged)] if exchanged else []
         pair = {
             "prompt": read,
             "target": target,
@@ -543,9 +552,15 @@ def _node(node: ExplainedNode) -> Answer:
     return {name: value for name, value in node.to_dict().items() if name != "promotes"}
 
 
+def _about_answer(exchanged: WhatIf, text: str | None) -> list[str]:
+    """Say which word of a chat's answer is explained. text: the message that was given as a text."""
+    question = [message_sentence(text, "chat=true")] if text else []
+    return [*question, answer_sentence(exchanged, "target for another first token")]
+
+
 def _suggestion(row: Suggestion) -> Answer:
     return {name: getattr(row, name) for name in ("text", "word", "instead_of", "answer", "probability")}
 
 
-def _read(prompt: str, chat: bool) -> PromptLike:
+def _read(prompt: str, chat: bool) -> str | Chat:
     return Chat([{"role": "user", "content": prompt}]) if chat else prompt

@@ -59,6 +59,9 @@ class Exchange:
     text: str
     """The changed prompt."""
     likely: LikelyWord
+    contrast: int | None
+    """The token that the explained word is compared with; None for the likeliest one after the exchange."""
+    contrast_text: str
     score: float
     """How well it serves as a comparison; minus infinity if it is none."""
 

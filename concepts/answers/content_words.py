@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,3 +37,12 @@ def words_of(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
             start = None
         if inside and start is None:
             start = position
+
+
+def first_content_word(texts: Sequence[str], question: str = "") -> tuple[int, int]:
+    """Return the bounds of the first content word in the texts of an answer's tokens that the question does not have;
+    else of the first content word, or of the first token."""
+    asked = {word.lower() for word in re.findall(r"\w+", question)}
+    words = [span for span in words_of(texts) if is_content("".join(texts[slice(*span)]))]
+    new = (span for span in words if "".join(texts[slice(*span)]).strip().lower() not in asked)
+    return next(new, words[0] if words else (0, 1))

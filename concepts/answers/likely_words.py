@@ -10,9 +10,10 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from icebear.concepts.answers.content_words import COMMON, is_content, is_word
+from icebear.concepts.answers.content_words import COMMON, first_content_word, is_content, is_word
 from icebear.concepts.passes.prefix import Prefix
 from icebear.models.model import Model
+from icebear.models.text.answer import Answer
 
 COMPLETED = 3
 """The largest number of tokens by which a word is completed."""
@@ -106,6 +107,17 @@ def likely_words(reader: Reader, rows: Sequence[Sequence[int]], logits: Sequence
     lacking = [number for number in range(len(rows)) if number not in words]
     words |= {number: likeliest(model, logits[number]) for number in lacking}
     return [words[number] for number in range(len(rows))]
+
+
+def word_of_answer(answer: Answer) -> LikelyWord:
+    """Return the first content word of an answer that the conversation does not have; see `first_content_word`."""
+    messages = answer.question.messages if answer.question else []
+    said = " ".join(message["content"] for message in messages if isinstance(message["content"], str))
+    start, end = first_content_word(answer.token_strings, said)
+    text = "".join(answer.token_strings[start:end])
+    return LikelyWord(
+        answer.ids[start], answer.token_strings[start], text, answer.probabilities[start], answer.ids[:start]
+    )
 
 
 def likeliest(model: Model, logits: Tensor) -> LikelyWord:

@@ -1,7 +1,9 @@
 """What if: the exchanges of each content word of a prompt, and which of them change the explained word.
 
-1. The explained word is the likeliest content word after the prompt (`likely_words`).
-2. Each of the content words of the prompt is exchanged for at most five others (`candidates_for`); all are read.
+1. The explained word is the likeliest content word after the prompt (`likely_words`); of a chat, the first content word
+   of the model's answer.
+2. Each of the content words of the prompt, or of the last message of a chat's user, is exchanged for at most five
+   others (`candidates_for`); all are read.
 3. The change of an exchange is the log-odds of the explained word after it, less those before it, in nats.
 4. The table has the three words with the largest median change, each with the two exchanges that change most. The range
    of the changes of all other words is its control.
@@ -11,11 +13,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.answers.comparisons import GOOD_SCORE, WRITTEN, Compared, Exchange, comparison_score
+from icebear.concepts.answers.content_words import is_content, words_of
 from icebear.concepts.answers.exchanges import (
     PER_WORD,
     Candidate,
@@ -34,11 +38,20 @@ from icebear.concepts.answers.exchanges import (
     may_change,
     most_relevant,
 )
-from icebear.concepts.answers.likely_words import LikelyWord, Reader, likeliest, likely_words
+from icebear.concepts.answers.likely_words import (
+    APPENDED,
+    LikelyWord,
+    Reader,
+    likeliest,
+    likely_words,
+    word_of_answer,
+)
 from icebear.errors import InputError
 from icebear.models.loading.presets import model_option
 from icebear.models.model import Model
-from icebear.models.text.prompts import PromptLike
+from icebear.models.text.answer import Answer
+from icebear.models.text.chat import Chat, other_prompt, turns_of
+from icebear.models.text.prompts import Prompt, PromptLike
 from icebear.records import InNotebooks
 from icebear.values import typed
 
@@ -56,6 +69,10 @@ FEWEST = 3
 """Of a long text fewer words are exchanged, but so many."""
 READ = 1500
 """The largest number of tokens that are read in all exchanges of further words."""
+LIKELY_CONTRASTS = 5
+"""The tokens after an exchange among which a contrast is looked for."""
+ANSWER_TOKENS = 40
+"""The largest number of tokens of an answer whose first content word is explained."""
 ONE_NAT = 1.0
 """Where no exchange changes the explained word by this much, no single word matters."""
 
@@ -64,7 +81,8 @@ ONE_NAT = 1.0
 class WhatIf(InNotebooks):
     """What the explained word hangs on: all exchanges that were read, those of the words that matter most first."""
 
-    prompt: str
+    prompt: str | Chat | Answer
+    """A text; a chat, of which the next token is explained; or the answer to a chat, of which a word is explained."""
     explained: LikelyWord
     explained_after: str
     """What the model writes before the explained word; empty if it is the next token."""
@@ -73,6 +91,20 @@ class WhatIf(InNotebooks):
     exchanges: tuple[Exchange, ...]
     made_with: dict[str, Any]
     """See `Model.made_with`."""
+    is_long: bool = False
+    """Whether no word was exchanged because the prompt is long."""
+    file: str = "FILE"
+    """The file of a conversation of several messages, in the commands."""
+
+    @property
+    def answer(self) -> Answer | None:
+        """The answer whose word is explained."""
+        return self.prompt if isinstance(self.prompt, Answer) else None
+
+    @property
+    def chat(self) -> Chat | None:
+        """The chat whose message is exchanged."""
+        return self.prompt.question if isinstance(self.prompt, Answer) else Prompt.of(self.prompt).chat
 
     @cached_property
     def words(self) -> tuple[tuple[Exchange, ...], ...]:
@@ -103,28 +135,20 @@ class WhatIf(InNotebooks):
 
     def arguments(self, exchange: Exchange | None) -> dict[str, Any]:
         """Return the arguments of `attribute` that explain the word, compared by an exchange or alone."""
-        prompt = {"prompt": self.prompt + self.explained_after, "target": self.explained.token}
+        if isinstance(self.prompt, Answer):
+            word = {"prompt": self.prompt, "span": self._span}
+        else:
+            word = {"prompt": self._read(self.prompt), "target": self.explained.token}
         if exchange is None:
-            return prompt
-        other = {"counterfactual": exchange.text + self.explained_after}
-        return {**prompt, **other, **({"contrast": exchange.likely.token} if self._has_answer(exchange) else {})}
+            return word
+        other = self.chat.asking(exchange.text) if self.chat else self._read(exchange.text)
+        contrast = {} if exchange.contrast is None else {"contrast": exchange.contrast}
+        return {**word, "counterfactual": other, **contrast}
 
     def answers(self, exchange: Exchange | None) -> tuple[str | None, str | None]:
         """Return target and contrast of a comparison by an exchange as texts; None for what is taken unasked."""
-        target = None if self.is_next else self.explained.token_text
-        return target, exchange.likely.token_text if exchange and self._has_answer(exchange) else None
-
-    def _has_answer(self, exchange: Exchange) -> bool:
-        """Return whether another word is likely in the same place."""
-        return not exchange.likely.after and exchange.likely.token != self.explained.token
-
-    def command(self, exchange: Exchange) -> str:
-        """Return the command that explains the prompt beside one exchange."""
-        words = ["icebear", "explain", self.prompt + self.explained_after]
-        words += ["--counterfactual", exchange.text + self.explained_after]
-        options = zip(("--target", "--contrast"), self.answers(exchange), strict=True)
-        words += [part for option, answer in options if answer for part in (option, answer)]
-        return shlex.join([*words, *model_option(self.made_with)])
+        contrast = exchange.contrast_text if exchange and exchange.contrast is not None else None
+        return None if self.is_next else self.explained.token_text, contrast
 
     @property
     def begun_word(self) -> str:
@@ -132,7 +156,38 @@ class WhatIf(InNotebooks):
         token, word = self.explained.token_text.strip(), self.explained.text.strip()
         return word if token and word != token else ""
 
+    @property
+    def _span(self) -> tuple[int, int]:
+        """The explained token of the answer."""
+        start = len(self.explained.after)
+        return start, start + 1
+
+    def _read(self, prompt: str | Chat) -> str | Chat:
+        """Return what the model reads before the explained word."""
+        return prompt + self.explained_after if isinstance(prompt, str) else prompt
+
+    def command(self, exchange: Exchange) -> str:
+        """Return the command that explains the prompt beside one exchange."""
+        if self.chat:
+            compared = [*_chat_words(self.chat, self.file), "--counterfactual", exchange.text]
+        else:
+            texts = [f"{text}{self.explained_after}" for text in (self.prompt, exchange.text)]
+            compared = [texts[0], "--counterfactual", texts[1]]
+        words = ["icebear", "explain", *compared, *self._named_word()]
+        words += [] if exchange.contrast is None else ["--contrast", exchange.contrast_text]
+        return shlex.join([*words, *model_option(self.made_with)])
+
+    def _named_word(self) -> list[str]:
+        """Return the option that names the explained token: of an answer the word, if it has no other token."""
+        if not isinstance(self.prompt, Answer):
+            return [] if self.is_next else ["--target", self.explained.token_text]
+        word, (start, stop) = self.explained.text.strip(), self._span
+        is_named = self.prompt.token_range(word or None) == (start, stop)
+        return ["--span", word if is_named else f"{start}:{stop}"]
+
     def __str__(self) -> str:
+        if self.is_long:
+            return f"No word was exchanged, because the prompt has more than {LONGEST} tokens."
         if not self.exchanges:
             return "The prompt has no word that can be exchanged."
         if not self.matters:
@@ -141,8 +196,9 @@ class WhatIf(InNotebooks):
                 "nat or more."
             )
         most = self.exchanges[0]
+        verb = "stays" if most.answer == self.explained.text else "is"
         return (
-            f"The answer hangs most on {most.word!r}: with {most.instead!r} instead, {most.answer!r} is the "
+            f"The answer hangs most on {most.word!r}: with {most.instead!r} instead, {most.answer!r} {verb} the "
             f"likeliest word (change {most.change:+.1f} nats)."
         )
 
@@ -164,6 +220,7 @@ class WhatIf(InNotebooks):
 def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
     """Exchange the content words of a prompt.
 
+    A chat is answered first, and the first content word of its answer is explained; so is that of an answer to a chat.
     next_token: explain the likeliest token, also where it is no content word. Raises `InputError` for a model that does
     not predict the next token.
     """
@@ -172,51 +229,79 @@ def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
             f"{model.name} is not a causal language model, and icebear exchanges words only for these; give a "
             "counterfactual yourself."
         )
-    ids = list(model.encode([prompt]).row_ids(0))
+    source = _answered(model, prompt, next_token, ANSWER_TOKENS)
+    ids = list(source.prompt_ids) if isinstance(source, Answer) else list(model.encode([source]).row_ids(0))
     reader, embeddings = Reader(model, ids), Embeddings(model)
     logits = reader.logits()
     model.top_tokens(logits[-1], 1)  # raises for NaN
-    (explained,) = [likeliest(model, logits[-1])] if next_token else likely_words(reader, [ids], [logits[-1]])
-    after = explained.after
-    text = prompt if isinstance(prompt, str) else model.tokenizer.decode(ids)
-    candidates = _chosen_candidates(reader, embeddings, logits)
-    if isinstance(prompt, str):
-        candidates = [row for row in candidates if _is_read_alike(model, row.of(ids))]
-    exchanges = _measured(reader, embeddings, candidates, explained, logits[-1])
-    is_next = not after and explained.token == int(logits[-1].argmax())
-    return WhatIf(text, explained, "".join(model.pieces(after)), is_next, tuple(_ordered(exchanges)), model.made_with)
+    explained = _explained(reader, source, logits[-1], next_token)
+    question = source.question if isinstance(source, Answer) else source
+    assert question is not None
+    changeable = _Changeable.of(model, question, ids)
+    candidates = [row for row in _chosen_candidates(reader, embeddings, logits, changeable) if changeable.is_read(row)]
+    exchanges = _measured(reader, changeable, embeddings, candidates, explained, logits[-1])
+    is_next = not explained.after and explained.token == int(logits[-1].argmax())
+    shown = source if isinstance(source, str | Chat | Answer) else model.tokenizer.decode(ids)
+    after = "".join(model.pieces(explained.after))
+    return WhatIf(shown, explained, after, is_next, tuple(_ordered(exchanges)), model.made_with)
 
 
 def own_exchange(model: Model, exchanged: WhatIf, span: tuple[int, int], word: str) -> Exchange:
-    """Exchange the tokens of a content word for a word of a person; if that has more tokens, or fewer, for the nearest
-    word that fits. Raises `InputError` if none does."""
+    """Exchange the tokens of a content word of a text for a word of a person; if that has more tokens, or fewer, for
+    the nearest word that fits. Raises `InputError` if none does."""
+    assert isinstance(exchanged.prompt, str)
     ids = list(model.encode([exchanged.prompt]).row_ids(0))
-    reader, embeddings = Reader(model, ids), Embeddings(model)
+    reader, embeddings, changeable = Reader(model, ids), Embeddings(model), _Changeable.of(model, exchanged.prompt, ids)
     words = (row for row in fitting_words(reader, embeddings, span, word) if row.tokens != tuple(ids[slice(*span)]))
-    fitting = next((row for row in words if _is_read_alike(model, row.of(ids))), None)
+    fitting = next(filter(changeable.is_read, words), None)
     if fitting is None:
         raise InputError(f"No word like {word!r} has {span[1] - span[0]} tokens, as the word that it replaces.")
-    (exchange,) = _measured(reader, embeddings, [fitting], exchanged.explained, reader.logits()[-1])
-    return exchange
+    (row,) = _measured(reader, changeable, embeddings, [fitting], exchanged.explained, reader.logits()[-1])
+    return row
 
 
-def _is_read_alike(model: Model, ids: list[int]) -> bool:
-    """Return whether the text of token ids is read as these, so that its command measures the same."""
-    return model.ids(_text(model, ids)) == ids
+def look_unasked(
+    model: Model, prompt: str | Chat, next_token: bool = False, max_new_tokens: int = ANSWER_TOKENS
+) -> WhatIf | None:
+    """Exchange the content words of a text or a chat that is explained alone, unless it is long; None for a long text.
 
-
-def look_unasked(model: Model, prompt: str, next_token: bool = False) -> WhatIf | None:
-    """Exchange the content words of a text that is explained alone; None for a long text, which would take long."""
-    if not model.task.is_causal or len(model.ids(prompt)) > LONGEST:
+    A message to a chat model that is given as a text (`is_message`) is asked as a chat. Of a long chat, a word of the
+    answer is explained, without exchanges. max_new_tokens: the length of the answer.
+    """
+    if not model.task.is_causal:
         return None
-    return look(model, prompt, next_token)
+    is_long = len(model.ids(prompt)) > LONGEST
+    if not (is_long or next_token or isinstance(prompt, Chat)) and is_message(model, prompt):
+        prompt = Chat([{"role": "user", "content": prompt}])
+    source = _answered(model, prompt, next_token, max_new_tokens)
+    if not is_long:
+        return look(model, source, next_token)
+    if not isinstance(source, Answer):
+        return None
+    explained = word_of_answer(source)
+    is_next = not explained.after
+    after = "".join(model.pieces(explained.after))
+    return WhatIf(source, explained, after, is_next, (), model.made_with, is_long=True)
+
+
+def is_message(model: Model, text: str) -> bool:
+    """Return whether a chat model ends a text where it should go on, so that the text reads as a message to it: a
+    special token is the likeliest one, or of a question one of the next tokens, before any content word."""
+    if not getattr(model.tokenizer, "chat_template", None) or not model.task.generates:
+        return False
+    count, special = APPENDED if text.rstrip().endswith("?") else 1, {*model.special_ids(), *model.ends}
+    (written,) = model.continuations([model.ids(text)], count)
+    before = list(takewhile(lambda token: token not in special, written))
+    texts = model.pieces(before)
+    return len(before) < len(written) and not any(is_content("".join(texts[slice(*span)])) for span in words_of(texts))
 
 
 @typed
 def what_if(model: Model, prompt: PromptLike) -> pandas.DataFrame:
     """Exchange the content words of a prompt, one at a time, and measure what this changes.
 
-    The explained word is the likeliest content word after the prompt. Each content word of the prompt, and phrase of
+    The explained word is the likeliest content word after the prompt; of a chat, the first content word of the answer
+    that the model generates. Each content word of the prompt (of a chat, of the user's last message), and phrase of
     capitalized words, gives way to at most five similar ones of as many tokens.
 
     Parameters
@@ -241,14 +326,85 @@ def what_if(model: Model, prompt: PromptLike) -> pandas.DataFrame:
     return look(model, prompt).to_frame()
 
 
-def _text(model: Model, ids: Sequence[int]) -> str:
-    return model.tokenizer.decode(ids, skip_special_tokens=True)
+def _answered(
+    model: Model, prompt: PromptLike, next_token: bool, max_new_tokens: int
+) -> str | Chat | Answer | list[int]:
+    """Return a chat with the model's answer, of which a word is explained, unless the next token is, or the model
+    answers with nothing; a text as it is, and any other prompt as token ids."""
+    if isinstance(prompt, Answer) and prompt.question and prompt.ids:
+        return prompt.question if next_token else prompt
+    chat = prompt.question if isinstance(prompt, Answer) else Prompt.of(prompt).chat
+    if chat is None:
+        return prompt if isinstance(prompt, str) else list(model.ids(prompt))
+    room = model.context_length - len(model.ids(chat))
+    if next_token or room < 1 or not model.task.generates or isinstance(prompt, Answer):
+        return chat
+    answer = model.answer(chat, min(max_new_tokens, room))
+    return answer if answer.ids else chat
 
 
-def _chosen_candidates(reader: Reader, embeddings: Embeddings, logits: Tensor) -> list[Candidate]:
+def _explained(reader: Reader, source: PromptLike, logits: Tensor, next_token: bool) -> LikelyWord:
+    """Return the explained word. logits: (V,) after the prompt."""
+    if isinstance(source, Answer):
+        return word_of_answer(source)
+    if next_token or isinstance(source, Chat):
+        return likeliest(reader.model, logits)
+    return likely_words(reader, [reader.ids], [logits])[0]
+
+
+@dataclass(frozen=True)
+class _Changeable:
+    """What may be exchanged, tokens [start, stop): all of a text, or the last message of a chat's user."""
+
+    model: Model
+    source: str | Chat | list[int]
+    ids: list[int]
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, model: Model, source: str | Chat | list[int], ids: list[int]) -> _Changeable:
+        if not isinstance(source, Chat):
+            return cls(model, source, ids, 0, len(ids))
+        turns = [turn for turn in turns_of(model, source, model.pieces(ids)) if turn.role == "user"]
+        return cls(model, source, ids, turns[-1].first, turns[-1].last) if turns else cls(model, source, ids, 0, 0)
+
+    @property
+    def positions(self) -> set[int]:
+        if isinstance(self.source, Chat):
+            return set(range(self.start, self.stop))
+        return may_change(self.model, self.ids)
+
+    def text(self, candidate: Candidate) -> str:
+        """Return the text, or the message, after an exchange."""
+        ids, is_text = candidate.of(self.ids)[self.start : self.stop], not isinstance(self.source, Chat)
+        return self.model.tokenizer.decode(ids, skip_special_tokens=is_text)
+
+    def is_read(self, candidate: Candidate) -> bool:
+        """Return whether the command of an exchange reads the same tokens."""
+        if not isinstance(self.source, str | Chat):
+            return True
+        return self.model.ids(other_prompt(self.source, self.text(candidate))) == candidate.of(self.ids)
+
+
+def _chat_words(chat: Chat, file: str) -> list[str]:
+    """Return the words of a command that name a chat: its message, or the file of a conversation of several."""
+    *before, last = chat.messages
+    is_asked = last["role"] == "user" and all(message.keys() == {"role", "content"} for message in chat.messages)
+    switches = [f"{name}={json.dumps(value)}" for name, value in chat.template.items()]
+    template = [word for switch in switches for word in ("--template-option", switch)]
+    if not is_asked or [message["role"] for message in before] not in ([], ["system"]):
+        return ["--messages", file, *template]
+    system = [word for message in before for word in ("--system", message["content"])]
+    return ["--chat", last["content"], *system, *template]
+
+
+def _chosen_candidates(
+    reader: Reader, embeddings: Embeddings, logits: Tensor, changeable: _Changeable
+) -> list[Candidate]:
     """Return the exchanges of the words with the largest relevance. logits: (T, V)."""
     model, ids = reader.model, reader.ids
-    spans = exchangeable(model, ids, may_change(model, ids))
+    spans = exchangeable(model, ids, changeable.positions)
     if sum(len(ids) - start for start, _ in spans) * PER_WORD > READ or len(spans) > EXCHANGED_WORDS:
         spans = most_relevant(model, ids, spans)
     read = accumulate(PER_WORD * (len(ids) - start) for start, _ in spans)
@@ -260,22 +416,27 @@ def _chosen_candidates(reader: Reader, embeddings: Embeddings, logits: Tensor) -
 
 
 def _measured(
-    reader: Reader, embeddings: Embeddings, candidates: Sequence[Candidate], explained: LikelyWord, logits: Tensor
+    reader: Reader,
+    changeable: _Changeable,
+    embeddings: Embeddings,
+    candidates: Sequence[Candidate],
+    explained: LikelyWord,
+    logits: Tensor,
 ) -> list[Exchange]:
     """Read all exchanges. logits: (V,) after the prompt."""
-    model, ids, after = reader.model, reader.ids, explained.after
+    ids, after = reader.ids, explained.after
     rows = [[*candidate.of(ids), *after] for candidate in candidates]
     logits_after = reader.next_logits(rows)
     answers = likely_words(reader, rows, logits_after)
     before = reader.next_logits([[*ids, *after]])[0] if after else logits
     return [
-        _exchange(model, *row, Compared(embeddings, ids, explained, before, values))
+        _exchange(changeable, *row, Compared(embeddings, ids, explained, before, values))
         for row, values in zip(zip(candidates, answers, strict=True), logits_after, strict=True)
     ]
 
 
-def _exchange(model: Model, candidate: Candidate, answer: LikelyWord, compared: Compared) -> Exchange:
-    ids, start, end = compared.ids, candidate.start, candidate.end
+def _exchange(changeable: _Changeable, candidate: Candidate, answer: LikelyWord, compared: Compared) -> Exchange:
+    model, ids, start, end = changeable.model, compared.ids, candidate.start, candidate.end
     before, after = (log_odds(x, compared.explained.token) for x in (compared.logits, compared.logits_after))
     word, instead = ("".join(model.pieces(tokens)).strip() for tokens in (ids[start:end], candidate.tokens))
     row = Exchange(
@@ -287,11 +448,26 @@ def _exchange(model: Model, candidate: Candidate, answer: LikelyWord, compared: 
         answer.text,
         answer.probability,
         after - before,
-        _text(model, candidate.of(ids)),
+        changeable.text(candidate),
         answer,
+        *_contrast(model, answer, compared),
         -inf,
     )
     return replace(row, score=comparison_score(model, candidate, row, compared))
+
+
+def _contrast(model: Model, answer: LikelyWord, compared: Compared) -> tuple[int | None, str]:
+    """Return the token that the explained word is compared with, and its text. Where the explained word is the
+    likeliest one after the exchange too, it is the likely token that gains most."""
+    explained = compared.explained.token
+    if not answer.after and answer.token != explained:
+        return answer.token, answer.token_text
+    if int(compared.logits_after.argmax()) != explained:
+        return None, ""
+    likely = [token.id for token in model.top_tokens(compared.logits_after, LIKELY_CONTRASTS) if token.id != explained]
+    gains = compared.logits_after.softmax(-1) - compared.logits.softmax(-1)
+    gaining = max([token for token in likely if model.reads_back(token)] or likely, key=lambda x: gains[x].item())
+    return gaining, model.answer_text(gaining)
 
 
 def _ordered(exchanges: Sequence[Exchange]) -> list[Exchange]:

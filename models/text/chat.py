@@ -144,12 +144,7 @@ def rendered(model: Reader, chat: Chat) -> list[int]:
     known = {index: message["ids"] for index, message in enumerate(chat.messages) if message.get("ids")}
     if not known:
         return _templated(model, texts, chat.template, tokenize=True)
-    written = json.dumps(texts, ensure_ascii=False, default=str)
-    sign = "\ue000" * (written.count("\ue000") + 1)  # private use: in no template, and longer than in any message
-    for index in known:
-        texts[index] = {**texts[index], "content": f"{sign}{index}{sign}"}
-    # The text before and between the known answers, and the indices of their messages.
-    parts = re.split(f"{sign}(\\d+){sign}", _templated(model, texts, chat.template, tokenize=False))
+    parts = _parts(model, chat, texts, known)
     begins = dict(zip(map(int, parts[1::2]), parts[:-1:2], strict=True))
     ids: list[int] = []
     answering = [index for index in known if index and chat.messages[index - 1]["role"] != "assistant"]
@@ -160,6 +155,16 @@ def rendered(model: Reader, chat: Chat) -> list[int]:
             ids += model.continuation(begins[index]) if ids else model.tokens_of(begins[index])
         ids += known[index]
     return ids + model.continuation(parts[-1])
+
+
+def _parts(model: Reader, chat: Chat, texts: list[dict[str, Any]], indices: Iterable[int]) -> list[str]:
+    """Return the text before, between and after the contents of some messages, and between them their indices."""
+    written = json.dumps(texts, ensure_ascii=False, default=str)
+    sign = "\ue000" * (written.count("\ue000") + 1)  # private use: in no template, and longer than in any message
+    signed = list(texts)
+    for index in indices:
+        signed[index] = {**texts[index], "content": f"{sign}{index}{sign}"}
+    return re.split(f"{sign}(\\d+){sign}", _templated(model, signed, chat.template, tokenize=False))
 
 
 def _templated(
@@ -211,6 +216,26 @@ def outside(turns: Sequence[Turn], count: int) -> tuple[int, ...]:
     """Return which of `count` positions the template wrote; none if there is no message."""
     messages = inside(turns)
     return tuple(position for position in range(count) if position not in messages) if turns else ()
+
+
+def turns_of(model: Reader, chat: Chat, pieces: Sequence[str]) -> tuple[Turn, ...]:
+    """Return the turns of a chat that is known, in the texts of its tokens. Special tokens that were typed into a
+    message belong to it, while `turns` takes them for the template's."""
+    texts = [{key: value for key, value in message.items() if key != "ids"} for message in chat.messages]
+    parts = _parts(model, chat, texts, [index for index, message in enumerate(texts) if message["content"]])
+    text, ends = "".join(pieces), list(accumulate(map(len, pieces), initial=0))
+    result: list[Turn] = []
+    at = begun = 0  # the character, and the token, behind the message before
+    for before, index in zip(parts[:-1:2], map(int, parts[1::2]), strict=True):
+        content = texts[index]["content"].strip()  # as many templates write it
+        opened = text.find(before.strip(), at) + len(before.strip())
+        start = text.find(content, max(at, opened))
+        if start >= 0:
+            at = start + len(content)
+            first, last = bisect_right(ends, start) - 1, bisect_left(ends, at)
+            result.append(Turn(texts[index]["role"], begun, first, last, last))
+            begun = last
+    return tuple(result)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -59,8 +60,11 @@ def changes_tables(changes: ExplainedChanges) -> list[Any]:
     ]
 
 
-def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -> Group:
-    """The prediction and its relevance by token, by `units` or by image patch."""
+def relevance_report(
+    relevance: icebear.Relevance, units: Table | None = None, positions: Collection[int] | None = None
+) -> Group:
+    """The prediction and its relevance by token, by `units` or by image patch. positions: of the tokens in the picture;
+    by default all."""
     head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
     if relevance.contrast_text:
         head.append(f", not {relevance.contrast_text!r}")
@@ -72,7 +76,7 @@ def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -
     return Group(
         Text(f"Predicted: {listed(tokens)}"),
         head,
-        Padding(_picture(relevance), (1, 2)),
+        Padding(_picture(relevance, positions), (1, 2)),
         *([] if relevance.image else [units or tokens_table(relevance)]),
         Text(relevance.conservation_text(), "dim"),
         *([Text(relevance.comparison_text(), "dim")] if relevance.counterfactual else []),
@@ -80,8 +84,10 @@ def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -
     )
 
 
-def _picture(relevance: icebear.Relevance) -> Text:
+def _picture(relevance: icebear.Relevance, positions: Collection[int] | None = None) -> Text:
     """The tokens on the colors of their relevance; of an image, its patches with a number from -9 to +9."""
+    if positions is not None:
+        return _messages(relevance, positions)
     if not relevance.image:
         return heatmap(relevance.prompt.strings, relevance.tokens.tolist(), relevance.prompt.template)
     patches = relevance.image.patches
@@ -91,6 +97,34 @@ def _picture(relevance: icebear.Relevance) -> Text:
             text.append("\n")
         text.append(f"{9 * share:+.0f}" if abs(9 * share) >= 0.5 else " .", shade(share))
     return text
+
+
+def _messages(relevance: icebear.Relevance, positions: Collection[int]) -> Text:
+    """The tokens at these positions, on the colors of their relevance, each message in a line of its own."""
+    strings, values = relevance.prompt.strings, relevance.tokens.tolist()
+    begins = [at for at in positions if at - 1 not in positions]
+    bounds = [(at, next(end for end in range(at, len(strings) + 1) if end not in positions)) for at in sorted(begins)]
+    hidden = [at for at in range(len(strings)) if at not in positions]
+    shares = normalized(values, set(hidden))
+    lines = (
+        Text.assemble(*((visible(strings[at]), shade(shares[at])) for at in range(start, end))) for start, end in bounds
+    )
+    return Text("\n").join(lines)
+
+
+def message_units(
+    relevance: icebear.Relevance, units: Sequence[Unit], positions: Collection[int]
+) -> list[tuple[Unit, float]]:
+    """The units at these positions with their relevance, and all other tokens together as the chat template."""
+    strings, values = relevance.prompt.strings, relevance.tokens.tolist()
+    parts = []
+    for unit in units:
+        shown = [at for at in range(unit.start, unit.stop) if at in positions]
+        text = "".join(strings[at] for at in shown)
+        parts += [(replace(unit, text=text, template=False), sum(values[at] for at in shown))] if shown else []
+    hidden = [at for at in range(len(strings)) if at not in positions]
+    template = replace(units[0], text=f"chat template ({len(hidden)} tokens)", turn="", template=True)
+    return [*parts, (template, sum(values[at] for at in hidden))]
 
 
 def tokens_table(relevance: icebear.Relevance) -> Table:
@@ -117,12 +151,14 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
     return table
 
 
-def explanation_screen(explanation: icebear.Explanation, units: Table | None = None) -> Constrain:
-    """Lines of at most 100 columns. units: a table in place of the tokens."""
+def explanation_screen(
+    explanation: icebear.Explanation, units: Table | None = None, positions: Collection[int] | None = None
+) -> Constrain:
+    """Lines of at most 100 columns. units: a table in place of the tokens. positions: see `relevance_report`."""
     relevance, (before, after) = explanation.relevance, lines(explanation)
     tokens: list[Any] = [Padding(units, (1, 2))] if units else []
     if after and not units:
-        tokens = [Padding(_picture(relevance), (1, 2))]
+        tokens = [Padding(_picture(relevance, positions), (1, 2))]
     return Constrain(Group(*map(_shown, before), *tokens, *map(_shown, after)), WIDTH)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,13 +13,14 @@ import icebear
 from icebear.app.cli.options import ModelOptions, option, record, template_switches, verb
 from icebear.app.cli.output import show, stdout, write_page
 from icebear.errors import IcebearError, InputError
-from icebear.models.text.chat import Chat, template_of
+from icebear.models.text.chat import Chat, Turn, inside, template_of, turns_of
 from icebear.stopping import Stopped
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.constrain import Constrain
 
+    from icebear.concepts.stages.stages import Stages
     from icebear.steering.monitor.monitor import Verdict
 
 OnTokens = Callable[[list[int]], None]
@@ -148,7 +149,7 @@ class _Conversation:
 
         def show(ids: list[int]) -> None:
             nonlocal shown
-            text = "".join(self.model.pieces(ids))
+            text = "".join(self.model.pieces(self._without_special(ids)))
             if not text.endswith("\ufffd"):  # a character that the next token completes
                 new = "".join(sign for sign in text[len(shown) :] if sign.isprintable() or sign in "\n\t")
                 self.console.print(new, end="", soft_wrap=True, markup=False, emoji=False)
@@ -161,6 +162,22 @@ class _Conversation:
             self.last = self.model.answer(prompt, on_token=show, **self.sampling)
             self.console.print()
         self.messages = list(self.last.chat.messages)
+
+    def _without_special(self, ids: Sequence[int]) -> list[int]:
+        """Return the tokens of an answer without the one that ends it, and other special ones."""
+        special = self.model.special_ids()
+        ended = ids[-1:] and ids[-1] in self.model.ends
+        return [token for token in (ids[:-1] if ended else ids) if token not in special]
+
+    def _turns(self, question: Chat, strings: Sequence[str], begins: int) -> tuple[Turn, ...]:
+        """Return the turns of a chat and of its answer, which begins at a position, in the texts of their tokens."""
+        before = turns_of(self.model, question, strings[:begins])
+        return (*before, Turn("assistant", before[-1].stop if before else 0, begins, len(strings), len(strings)))
+
+    def _positions(self, turns: Sequence[Turn], strings: Sequence[str]) -> set[int]:
+        """Return the positions of messages, without special tokens that the model wrote."""
+        special = set(map(self.model.text, self.model.special_ids()))
+        return inside(turns) - {at for at in range(turns[-1].first, len(strings)) if strings[at] in special}
 
     def _watched(self, prompt: Chat, message: str, on_token: OnTokens) -> icebear.Answer:
         """Answer while the monitors read, and print what they flag in the message and in the answer."""
@@ -195,15 +212,20 @@ class _Conversation:
     def _why(self, phrase: str, contrast: str | None) -> Group:
         from rich.console import Group
 
-        from icebear.app.cli.tables.explanations import relevance_report, units_table
+        from icebear.app.cli.tables.explanations import message_units, relevance_report, units_table
         from icebear.app.cli.tables.nodes import nodes_table
+        from icebear.concepts.answers.units import units_of
         from icebear.concepts.results.ranking import Ranking
 
-        relevance = icebear.attribute(self.model, self._answer(), contrast=contrast, span=phrase, record="last")
+        answer = self._answer()
+        assert answer.question is not None
+        relevance = icebear.attribute(self.model, answer, contrast=contrast, span=phrase, record="last")
         explanation = icebear.Explanation.of(self.model, relevance, Ranking(8, self.model.main_site))
-        words = units_table(icebear.units(relevance, "word"))
+        strings, begins = relevance.prompt.strings, len(answer.prompt_ids)
+        turns = self._turns(answer.question, strings, begins)
+        units, positions = units_of(strings, turns, begins, "word"), self._positions(turns, strings)
         return Group(
-            relevance_report(relevance, words),
+            relevance_report(relevance, units_table(message_units(relevance, units, positions)), positions),
             nodes_table(
                 explanation,
                 "FFN neurons where the model predicts these words, compared with their average on other texts",
@@ -219,4 +241,35 @@ class _Conversation:
         start, _ = answer.token_range(phrase)
         other = answer.question.asking(message)
         compared: dict[str, Any] = {"contrast": contrast, "counterfactual": other, "span": (start, start + 1)}
-        return explanation_screen(icebear.explain(self.model, answer, **compared))
+        explanation = icebear.explain(self.model, answer, **compared)
+        strings, begins = explanation.relevance.prompt.strings, len(answer.prompt_ids)
+        turns = self._turns(answer.question, strings, begins)
+        if explanation.stages is None:
+            return explanation_screen(explanation, positions=self._positions(turns, strings))
+        others = explanation.stages.counterfactual.tokens
+        other_turns = self._turns(other, others, begins + len(others) - len(strings))
+        each = self._positions(turns[-2:], strings), self._positions(other_turns[-2:], others)
+        return explanation_screen(replace(explanation, stages=_without_template(explanation.stages, *each)))
+
+
+def _without_template(stages: Stages, positions: set[int], other_positions: set[int]) -> Stages:
+    """Return stages that show the last message and the answer, without the template; other tokens that a line names are
+    line breaks, apart from the last one. positions: of what is shown of the prompt, and of the counterfactual."""
+    named = {at for part in stages.whole for at in part.positions}  # which are counted too
+
+    def shown(tokens: Sequence[str], messages: set[int]) -> tuple[str, ...]:
+        last = len(tokens) - 1
+        known = messages | {last}
+        breaks = named | {at for at in range(min(known), last) if at + 1 in messages}  # before the answer
+        return tuple(text if at in known else "\n" * (at in breaks) for at, text in enumerate(tokens))
+
+    rows = zip(stages.trace.positions, stages.trace.shares, strict=True)
+    traced = [row for row in rows if row[0] in positions | {stages.position}]
+    return replace(
+        stages,
+        prompt=replace(stages.prompt, tokens=shown(stages.prompt.tokens, positions)),
+        counterfactual=replace(stages.counterfactual, tokens=shown(stages.counterfactual.tokens, other_positions)),
+        trace=replace(
+            stages.trace, positions=tuple(at for at, _ in traced), shares=tuple(shares for _, shares in traced)
+        ),
+    )

@@ -14,12 +14,14 @@ from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_on
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
+from icebear.models.text.chat import Chat
 
 if TYPE_CHECKING:
     from icebear.concepts.answers.cases import Case
     from icebear.concepts.answers.what_if import WhatIf
 
 WAYS = "--counterfactual for your own, --no-counterfactual for none"
+WORD_WAYS = "--span for another word, --next-token for the first token"
 
 
 @record
@@ -55,7 +57,9 @@ class Options:
         advanced=True,
     )
     next_token: bool = option(
-        "For a PROMPT alone, explain the likeliest token, even if it is not a content word.", advanced=True
+        "For a PROMPT alone, explain the likeliest token, even if it is not a content word; with --chat, the first "
+        "token of the answer.",
+        advanced=True,
     )
     no_counterfactual: bool = option("Choose no counterfactual for a PROMPT alone.", advanced=True)
     png: str | None = option(advanced=True)
@@ -70,7 +74,8 @@ def explain(options: Options) -> None:
     With --counterfactual, or one that icebear finds for a PROMPT alone, show how the answer is computed: the tokens
     that are read, the heads that move their information to the last token, and the neurons that write the answer; with
     --file, what many pairs share. Without it, show the tokens and neurons that contributed. With --base-model, show
-    which weights caused the difference. With --span, explain words of the model's answer.
+    which weights caused the difference. With --chat, explain the first content word of the answer that
+    the question does not have; with --span, others.
 
     Example:
       icebear explain "The capital of France is" --counterfactual "The capital of Japan is"
@@ -83,15 +88,17 @@ def explain(options: Options) -> None:
     from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
     from icebear.explanation.sentences import chosen_sentence
 
-    exchanged = _what_if(options, model)
+    prompt = arguments["prompt"]
+    exchanged = _what_if(options, model, prompt)
     chosen = exchanged.comparisons[0] if exchanged and exchanged.comparisons and not options.no_counterfactual else None
-    about = [f"{chosen_sentence(chosen.text, WAYS)}\n"] if chosen else []
+    answered, about = ({}, []) if options.next_token or options.claim else _about_answer(prompt, exchanged)
+    about += [f"{chosen_sentence(chosen.text, WAYS)}\n"] if chosen else []
     arguments |= exchanged.arguments(chosen) if exchanged else {}
     explanation = replace(_explained(options, model, arguments), what_if=exchanged)
     relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
-    document = explanation.to_dict()
+    document = explanation.to_dict() | answered
     units = icebear.units(relevance, options.units) if options.units else []
     has_tables = not explanation.stages and (options.units or options.sources or not explanation.random_effects)
     report = explanation_report if has_tables else explanation_screen
@@ -141,18 +148,45 @@ def _is_alone(options: Options, model: icebear.Model) -> bool:
     """Return whether nothing but a text is explained, so that a comparison may be chosen for it."""
     from icebear.concepts.stages.stages import stage_sites
 
-    supported = "prompt top store html json claim paraphrase max_new_tokens next_token no_counterfactual"
+    chat = "chat system messages template_option"
+    supported = f"prompt {chat} top store html json claim paraphrase max_new_tokens next_token no_counterfactual"
     return _only_named(options, supported) and bool(stage_sites(model))
 
 
-def _what_if(options: Options, model: icebear.Model) -> WhatIf | None:
-    """Exchange the words of a text that is explained alone, unless it is long."""
+def _what_if(options: Options, model: icebear.Model, prompt: str | Chat) -> WhatIf | None:
+    """Exchange the words of a text or chat that is explained alone, unless it is long."""
     from icebear.concepts.answers.what_if import look_unasked
 
     if not _is_alone(options, model):
         return None
+    attribution = options.attribution
     with waiting("Exchanging words of the prompt"):
-        return look_unasked(model, str(options.attribution.prompt.prompt), options.next_token)
+        next_token = _explains_next_token(options, model, prompt)
+        exchanged = look_unasked(model, prompt, next_token, attribution.max_new_tokens)
+    file = attribution.prompt.messages
+    return replace(exchanged, file=file) if exchanged and file else exchanged
+
+
+def _explains_next_token(options: Options, model: icebear.Model, prompt: str | Chat) -> bool:
+    """Return whether the next token is explained: a claim is about no word of an answer."""
+    from icebear.concepts.answers.what_if import is_message
+
+    return options.next_token or (bool(options.claim) and (isinstance(prompt, Chat) or is_message(model, prompt)))
+
+
+def _about_answer(prompt: str | Chat, exchanged: WhatIf | None) -> tuple[dict[str, Any], list[str]]:
+    """Return what is said of the answer to a chat, or to a message that is given as a text: fields and sentences."""
+    from icebear.explanation.sentences import answer_sentence, message_command, message_sentence
+
+    if exchanged is None or exchanged.chat is None:
+        return {}, []
+    document = {"answer": exchanged.answer.text if exchanged.answer else ""}
+    about = [f"{answer_sentence(exchanged, WORD_WAYS)}\n"]
+    if isinstance(prompt, Chat):
+        return document, about
+    command = message_command(prompt)
+    question = f"{message_sentence(prompt, '--chat')}\n  {command}\n"
+    return {**document, "chat_command": command}, [question, *about]
 
 
 def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:

@@ -63,6 +63,7 @@ def choose() -> Job | None:
         _exchanging.clear(served.model_name(), prompt)
     if exchanged := outcome(job):
         put(exchanged, next(iter(exchanged.comparisons), None))
+    state["is_message"] = prompt if job and job.result and exchanged is None else None
     if not (job and (job.is_alive() or job.error)):  # else it was stopped, or failed, which the page says
         state["chosen"] = (state["prompt"], state["counterfactual"])
     return None
@@ -72,7 +73,7 @@ def put(exchanged: WhatIf, exchange: Exchange | None) -> None:
     """Fill the fields with a prompt and one of its exchanges, or the prompt alone, and the words that are compared."""
     target, contrast = exchanged.answers(exchange)
     st.session_state.update(
-        prompt=exchanged.prompt + exchanged.explained_after,
+        prompt=f"{exchanged.prompt}{exchanged.explained_after}",
         counterfactual=exchange.text + exchanged.explained_after if exchange else "",
         target=target,
         contrast=contrast,
@@ -84,7 +85,13 @@ def put(exchanged: WhatIf, exchange: Exchange | None) -> None:
 
 
 def show_choice(prompt: str, counterfactual: str | None) -> None:
-    """Say what icebear chose, and offer the next comparisons in its order."""
+    """Say what icebear chose, and offer the next comparisons in its order; of a question, to ask it in the chat."""
+    if st.session_state.get("is_message") == prompt:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown("**This is a question to a chat model**, which does not go on with it.", width="content")
+            chat = Chat([{"role": "user", "content": prompt}]).to_json(None)
+            st.button("Ask it in Chat", key="ask_in_chat", type="primary", on_click=_ask, args=(chat,))
+        return
     if st.session_state.get("chosen") == (prompt, counterfactual or ""):
         st.caption(markdown.plain(chosen_sentence(counterfactual, WAYS)))
     exchanged = outcome(exchanging(prompt)) if st.session_state.get("begun_as") else None
@@ -92,7 +99,7 @@ def show_choice(prompt: str, counterfactual: str | None) -> None:
         return
     if begun := word_sentence(exchanged):
         st.caption(markdown.plain(begun))
-    if exchanged.explained_after and prompt == exchanged.prompt + exchanged.explained_after:
+    if exchanged.explained_after and prompt == f"{exchanged.prompt}{exchanged.explained_after}":
         st.caption(markdown.plain(f"{exchanged.explained_after!r} was added: a content word comes after it."))
     others = [row for row in exchanged.comparisons if row.text + exchanged.explained_after != counterfactual]
     if others and len(others) < len(exchanged.comparisons):
@@ -100,6 +107,12 @@ def show_choice(prompt: str, counterfactual: str | None) -> None:
             st.caption("Or compare by:", width="content")
             for number, exchange in enumerate(others[:OFFERED]):
                 offer(exchanged, exchange, f"other_{number}")
+
+
+def _ask(chat: str) -> None:
+    """Ask a question in the chat; a callback."""
+    st.session_state["answering"] = True
+    links.go("chat", chat=chat, turn="", span="")
 
 
 def offer(exchanged: WhatIf, exchange: Exchange, key: str) -> None:
@@ -121,8 +134,9 @@ def exchanging(prompt: str) -> Job | None:
 
 
 def outcome(job: Job | None) -> WhatIf | None:
-    """Return what a job found; None while it looks, or if it failed."""
-    return None if job is None or job.is_alive() or job.error else job.result
+    """Return what a job exchanged in a text; None while it looks, if it failed, and for a question to a chat model."""
+    done = None if job is None or job.is_alive() or job.error else job.result
+    return done if done and isinstance(done.prompt, str) else None
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

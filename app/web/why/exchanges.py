@@ -49,9 +49,9 @@ def show_word(request: Request, explanation: SavedExplanation) -> None:
         job = counterfactuals.exchanging(request.prompt)
         if not job or not jobs.is_done(job):
             return
-        exchanged: WhatIf | None = job.result
+        exchanged = counterfactuals.outcome(job)
         if exchanged is None:
-            st.caption("The prompt is too long to exchange its words unasked.")
+            st.caption("The words of this prompt are not exchanged: it is long, or a question to a chat model.")
             return
         rows = [row for row in exchanged.exchanges if row.position < end and start < row.position + row.length]
         bounds = (rows[0].position, rows[0].position + rows[0].length) if rows else (start, end)
@@ -78,7 +78,7 @@ def _typed_word(request: Request, exchanged: WhatIf, span: tuple[int, int]) -> N
     if not word or not word.strip():
         return
     try:
-        exchange = live().own_exchange(served.model_name(), exchanged, exchanged.prompt, span, word.strip())
+        exchange = live().own_exchange(served.model_name(), exchanged, str(exchanged.prompt), span, word.strip())
     except InputError as error:
         st.info(markdown.message(error))
         return
@@ -92,9 +92,9 @@ def _typed_word(request: Request, exchanged: WhatIf, span: tuple[int, int]) -> N
 def show_table(request: Request, explanation: SavedExplanation) -> bool:
     """Show on which word the answer hangs, with the exchanges that change it most and their control. Return whether."""
     job = counterfactuals.exchanging(request.prompt)
-    if not job or not jobs.is_done(job) or job.result is None:
+    exchanged = counterfactuals.outcome(job) if job and jobs.is_done(job) else None
+    if exchanged is None:
         return False
-    exchanged: WhatIf = job.result
     if request.contrast or explanation.target.strip() != exchanged.explained.token_text.strip():
         return False
     st.html(FINDING.format(exchanged))
