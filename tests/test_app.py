@@ -532,10 +532,8 @@ def chosen(environment, no_stages, monkeypatch):
 def exchanged(prompt, *texts, after=""):
     """Exchanges of the second token of a prompt, all of which are comparisons."""
     word = LikelyWord(1, " Paris", " Paris", 0.5, ())
-    rows = [
-        Exchange("bear", 1, 1, "camel", (2,), " sand", 0.3, -3.0, text, LikelyWord(5, " sand", " sand", 0.3, (7,)), 1.0)
-        for text in texts
-    ]
+    likely = LikelyWord(5, " sand", " sand", 0.3, ())
+    rows = [Exchange("bear", 1, 1, "camel", (2,), " sand", 0.3, -3.0, text, likely, 5, " sand", 1.0) for text in texts]
     return what_if.WhatIf(prompt, word, after, True, tuple(rows), {})
 
 
