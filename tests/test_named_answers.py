@@ -7,14 +7,18 @@ from click.testing import CliRunner
 from few import few
 from rich.console import Console
 
-from icebear import Chat, ablation, attribute, circuit, explain
+from icebear import Chat, ablation, attribute, circuit, explain, flip, random_edit_control
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.explanations import explanation_screen
+from icebear.claims.kinds.predictions import RelevanceClaim
 from icebear.concepts.answers.cases import read_cases
-from icebear.concepts.attribution.request import at_first_difference, say
+from icebear.concepts.attribution.request import at_first_difference
 from icebear.errors import InputError, UnknownName
 from icebear.explanation.sentences import hardly_differs
+from icebear.models.objective import likelier_form
 from icebear.models.text.prompts import Prompt
+from icebear.notes import say
+from icebear.steering.provenance import FlipRecord
 
 PROMPT, OTHER = "I live in", "I work in"
 YORK, JERSEY = " New York City", " New Jersey"
@@ -90,10 +94,55 @@ def test_an_explanation_and_a_circuit_read_the_same_prompts(model, few_contexts)
     assert graph.relevance.prompt.ids == why.relevance.prompt.ids
 
 
-@pytest.mark.parametrize("target", ["Paris", " Paris", "paris"])
-def test_an_answer_without_its_space_is_said_to_be_unlikely(smol, caplog, target):
-    attribute(smol, "The capital of France is", target, sites=())
-    assert ("' Paris' (0.77) is likelier" in caplog.text) is (target == "Paris")
+FRANCE, JAPAN = "The capital of France is", "The capital of Japan is"
+
+
+def likelier(model, prompt, word):
+    """The form of a word with the larger product of the probabilities of its tokens, one pass a token."""
+
+    def probability(text):
+        ids, product = list(model.ids(prompt)), 1.0
+        for token in model.continuation(text, prompt):
+            product *= model.next_logits(ids).softmax(-1)[token].item()
+            ids.append(token)
+        return product
+
+    return max(word, f" {word}", key=probability)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "word"),
+    [(FRANCE, "Paris"), (FRANCE, "Tokyo"), (FRANCE, "Reykjavik"), ("The ice b", "ears"), ("2,", "3")],
+)
+def test_a_word_without_its_space_is_read_in_its_likelier_form(smol, caplog, prompt, word):
+    form = likelier_form(smol, prompt, word)
+    assert form == likelier(smol, prompt, word)
+    assert (repr(f" {word}") in caplog.text) is (form != word)
+
+
+def test_ids_and_texts_with_a_space_are_read_as_they_are(smol, caplog):
+    for answer in (smol.answer_id("Paris"), " Paris", "  Paris", None, (7, 8), "", " "):
+        assert likelier_form(smol, FRANCE, answer) == answer
+    assert not caplog.text
+
+
+def test_all_that_take_an_answer_read_the_word_with_its_space(smol, few_contexts):
+    paris, rome = (smol.answer_id(word, after=FRANCE) for word in (" Paris", " Rome"))
+    one = attribute(smol, FRANCE, "Paris", "Rome", counterfactual=JAPAN, sites=())
+    assert (one.target.id, one.contrast.id) == (paris, rome)
+    two = attribute(smol, [FRANCE, JAPAN], "Paris", sites=())
+    assert [row.target.id for row in two] == [paris, paris]
+    assert attribute(smol, FRANCE, target_text="Paris", contrast="Rome", sites=()).prompt.strings[-1] == " is"
+    assert attribute(smol, f"{FRANCE} nice", "Paris", position=-2, sites=()).target.id == paris
+    plain, spaced = (random_edit_control(smol, FRANCE, ["L29.ffn.860*0"], word) for word in ("Paris", " Paris"))
+    assert plain == spaced
+    assert FlipRecord.of(flip(smol, FRANCE, "Tokyo", JAPAN)).text == " Tokyo"
+
+
+def test_a_claim_reads_the_token_that_is_written(smol):
+    for target in ("Paris", " Paris", smol.answer_id("Paris")):
+        explained = RelevanceClaim(prompt=FRANCE, target=target, token=0, text="The").relevance(smol)
+        assert explained.target.id == smol.answer_id(target, after=FRANCE)
 
 
 @pytest.mark.parametrize("end", ["", " "])

@@ -26,7 +26,7 @@ from icebear.concepts.stages.stage_records import StageRecord, StageShares
 from icebear.concepts.stages.stage_sentences import question, stage_lines
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import Objective, Token, joint_objective, request_of
+from icebear.models.objective import Objective, Token, joint_objective, likelier_form, request_of
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts
 from icebear.paths import write_file
 from icebear.records import Neuron
@@ -111,7 +111,8 @@ class Stages(StageRecord):
             raise InputError("These stages have no heads that could be measured on other prompts.")
         target = self.target.id if target is None else target
         contrast = self.contrast.id if contrast is None and self.contrast else contrast
-        measured = Measured(self.model, [patched_pair(self.model, prompt, counterfactual, target, contrast)])
+        answers = (likelier_form(self.model, prompt, answer) for answer in (target, contrast))
+        measured = Measured(self.model, [patched_pair(self.model, prompt, counterfactual, *answers)])
         if measured.kind != self.kind:
             raise InputError(
                 "The two prompts must have equally many tokens and end with the same one; choose another pair."
