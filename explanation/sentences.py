@@ -158,15 +158,22 @@ def effect_lines(explanation: ExplainedPrediction) -> list[Line]:
     """Return the nodes whose effect on the answer is larger than that of any random node."""
     if not explanation.random_effects:
         return []
-    control, answer = explanation.random_effect, repr(explanation.relevance.target_text)
+    control = explanation.random_effect
     above = [node for node in explanation.nodes if node.effect is not None and abs(node.effect) > control]
     random = f"{len(explanation.random_effects)} random nodes of the same layers and tokens: at most {control:.2f}"
     if not above:
         return [Line(f"None of the {len(explanation.nodes)} most relevant nodes has a larger effect than {random}.")]
     others = "images of noise" if explanation.relevance.image else "other texts"
+    answer = effects_on(explanation.relevance)
     title = f"Effects on {answer} of the nodes, set to their average on {others}, in logits [{random}]"
     above.sort(key=lambda node: -abs(node.effect or 0))
     return [Line(""), Line(title, "bold"), *(_node(node, f" {node.effect:+.2f};") for node in above)]
+
+
+def effects_on(relevance: Relevance) -> str:
+    """Say what the effects of nodes are effects on: the answer, or with a contrast the difference of both logits."""
+    minus = f" minus {relevance.contrast.text!r}" if relevance.contrast else ""
+    return f"{relevance.target_text!r}{minus}"
 
 
 def chosen_sentence(text: str | None, ways: str) -> str:
