@@ -32,7 +32,7 @@ from icebear.paths import write_file
 from icebear.records import Neuron
 from icebear.render import page
 from icebear.steps import OnProgress, unwatched
-from icebear.values import typed
+from icebear.values import shown, typed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -197,6 +197,11 @@ def stages(
     Causal traces: Meng et al. 2022, arXiv 2202.05262. Path patching: Wang et al. 2022, arXiv 2211.00593. Sets of nodes
     that suffice alone: Marks et al. 2024, arXiv 2403.19647; Mueller et al. 2025 (MIB), arXiv 2504.13151.
     """
+    if counterfactual is None and isinstance(target, str) and len(model.continuation(target, prompt)) > 1:
+        raise InputError(
+            f"stages reads {shown(target)} as target, the token that is explained, and has no counterfactual; pass the "
+            "prompt to compare with as counterfactual=..."
+        )
     relevance = attribute(model, prompt, target, contrast, counterfactual=counterfactual, sites=stage_sites(model))
     return stages_of(model, relevance, on_progress)
 
