@@ -109,7 +109,7 @@ class Explanation(ExplainedPrediction):
             random_effects=tuple(random_effects(patched, measured)) if patched and uncompared else (),
         )
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return sentences.screen(self)
 
     def _repr_html_(self) -> str:

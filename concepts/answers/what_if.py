@@ -58,7 +58,7 @@ ONE_NAT = 1.0
 """Where no exchange changes the explained word by this much, no single word matters."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WhatIf(InNotebooks):
     """What the explained word hangs on: all exchanges that were read, those of the words that matter most first."""
 

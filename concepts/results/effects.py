@@ -50,7 +50,7 @@ class Node:
     """(1,), or (head width,) of a head."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Effects(SavedResult, Tabled):
     """What each of N nodes does to the W likely next tokens of a prompt."""
 

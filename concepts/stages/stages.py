@@ -43,7 +43,7 @@ class Stages(StageRecord):
     pairs: tuple[Objective, ...] = ()
     """The prompt with each counterfactual."""
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return "\n".join(map(str, stage_lines(self)))
 
     def _repr_html_(self) -> str:

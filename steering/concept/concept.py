@@ -71,7 +71,7 @@ class ControlDetector:
     vectors: tuple[ConceptVector, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Concept(Saved, Tabled):
     """A latent concept: a weighted set of neurons, which can be measured in a text and steered.
 
