@@ -15,7 +15,7 @@ from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.edits import acts_at, parse_edits
 from icebear.errors import InputError, RecipeError
 from icebear.models.model import Model
-from icebear.steering.outcome import KL_DRAWS, SEED, answer_outcomes
+from icebear.steering.outcome import KL_DRAWS, SEED, answer_outcomes, outcome_of_steering
 from icebear.steering.random_edits import random_edits
 
 PROMPTS = ["ice bear", "in the cold far north"]
