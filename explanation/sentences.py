@@ -12,7 +12,7 @@ from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stage_sentences import stage_lines, transfer_text
 from icebear.lines import Line
-from icebear.render import characters
+from icebear.render import characters, quoted
 
 if TYPE_CHECKING:
     from icebear.concepts.answers.what_if import WhatIf
@@ -146,7 +146,7 @@ def exchange_lines(exchanged: WhatIf) -> list[Line]:
         lines += [Line(text, wraps=False), Line(f"     {exchanged.command(row)}", "dim", indent=5)]
     low, high = exchanged.control or (0.0, 0.0)
     control = f"exchanges of all other words: {low:+.1f} to {high:+.1f}" if exchanged.control else "too few other words"
-    return [*lines, Line(f"   (change of the log-odds of {exchanged.explained.text!r}, in nats) [{control}]")]
+    return [*lines, Line(f"   (change of the log-odds of {quoted(exchanged.explained.text)}, in nats) [{control}]")]
 
 
 def stage_notes(explanation: ExplainedPrediction) -> list[str]:
@@ -172,8 +172,8 @@ def effect_lines(explanation: ExplainedPrediction) -> list[Line]:
 
 def effects_on(relevance: Relevance) -> str:
     """Say what the effects of nodes are effects on: the answer, or with a contrast the difference of both logits."""
-    minus = f" minus {relevance.contrast.text!r}" if relevance.contrast else ""
-    return f"{relevance.target_text!r}{minus}"
+    minus = f" minus {quoted(relevance.contrast.text)}" if relevance.contrast else ""
+    return f"{quoted(relevance.target_text)}{minus}"
 
 
 def chosen_sentence(text: str | None, ways: str) -> str:
@@ -214,13 +214,15 @@ def screen(explanation: ExplainedPrediction) -> str:
 
 def _predictions(explanation: ExplainedPrediction) -> list[Line]:
     relevance, compared = explanation.relevance, explanation.relevance.counterfactual
-    against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
+    against = f", not {quoted(relevance.contrast_text)}" if relevance.contrast_text else ""
     method = repr(relevance.method).removesuffix("()")
-    head = Line(f"Why {relevance.target_text!r}{against}?  method: {method}", "bold")
+    head = Line(f"Why {quoted(relevance.target_text)}{against}?  method: {method}", "bold")
     predicted = [head, Line(f"Predicted: {_listed(relevance.predictions)}")]
     exchanged = explanation.what_if
     if exchanged and exchanged.explained_after:
-        predicted[1:1] = [Line(f"Explained after {exchanged.explained_after!r}, which is the likeliest beginning.")]
+        predicted[1:1] = [
+            Line(f"Explained after {quoted(exchanged.explained_after)}, which is the likeliest beginning.")
+        ]
     if compared and compared.predictions:
         where = "in" if relevance.image else "after"
         predicted.append(Line(f"Counterfactual: {_listed(compared.predictions)}, {where} {compared.texts[0]}"))
@@ -228,7 +230,7 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
 
 
 def _listed(tokens: tuple[TokenScore, ...]) -> str:
-    return ", ".join(f"{token.text!r} {token.number}" for token in tokens[:3])
+    return ", ".join(f"{quoted(token.text)} {token.number}" for token in tokens[:3])
 
 
 def _node(node: ExplainedNode, number: str = "") -> Line:

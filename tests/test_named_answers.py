@@ -1,6 +1,7 @@
 """Answers of several tokens, a missing space, a prompt that ends in one, misspelt arguments, and what `print` shows."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -8,16 +9,20 @@ from few import few
 from rich.console import Console
 
 from icebear import Chat, ablation, attribute, circuit, explain, flip, random_edit_control
+from icebear.app.cli.console import SafeConsole
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.explanations import explanation_screen
+from icebear.app.web.shared import markdown
 from icebear.claims.kinds.predictions import RelevanceClaim
 from icebear.concepts.answers.cases import read_cases
 from icebear.concepts.attribution.request import at_first_difference
 from icebear.errors import InputError, UnknownName
+from icebear.explanation.explanation import Explanation
 from icebear.explanation.sentences import hardly_differs
 from icebear.models.objective import likelier_form
 from icebear.models.text.prompts import Prompt
 from icebear.notes import say
+from icebear.render import PART
 from icebear.steering.provenance import FlipRecord
 
 PROMPT, OTHER = "I live in", "I work in"
@@ -137,6 +142,28 @@ def test_all_that_take_an_answer_read_the_word_with_its_space(smol, few_contexts
     plain, spaced = (random_edit_control(smol, FRANCE, ["L29.ffn.860*0"], word) for word in ("Paris", " Paris"))
     assert plain == spaced
     assert FlipRecord.of(flip(smol, FRANCE, "Tokyo", JAPAN)).text == " Tokyo"
+
+
+def test_an_answer_that_begins_with_a_space_token_is_explained_at_what_can_be_read(smol, caplog):
+    space, four = smol.continuation(" 4", "2 + 2 =")
+    one = attribute(smol, "2 + 2 =", "4", sites=())
+    assert (one.target.id, list(one.prompt.ids)) == (four, [*smol.ids("2 + 2 ="), space])
+    two = attribute(smol, "2 + 2 =", contrast=" 4", target=None, sites=())
+    assert (two.contrast.id, two.prompt.ids) == (four, one.prompt.ids)
+    assert attribute(smol, "2 + 2 =", " ", sites=()).target.text == " "
+
+
+@pytest.mark.parametrize(("target", "shown"), [(" ", "'␣'"), ("  ", "'␣␣'"), ("\ufffd", PART), (" Rome", "' Rome'")])
+def test_an_answer_that_cannot_be_read_is_named(model, target, shown):
+    relevance = attribute(model, "abc", 3, 4, sites=())
+    named = replace(relevance.prediction, target_text=target, target=replace(relevance.target, text=target))
+    why = Explanation.of(model, replace(relevance, prediction=named))
+    console = SafeConsole(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(explanation_screen(why))
+    screen = console.export_text()
+    assert shown in screen
+    assert "\ufffd" not in screen
+    assert markdown.word(target) == markdown.plain(shown.strip("' "))
 
 
 def test_a_claim_reads_the_token_that_is_written(smol):

@@ -29,7 +29,8 @@ def at_first_difference(
     """Return the arguments of `attribute` for the first token in which two answers of several tokens differ.
 
     The tokens that they share are appended to the prompt and to each counterfactual. An answer of several tokens that
-    is compared with no other one, or with one that differs at once, is explained at its first token. Single tokens,
+    is compared with no other one is explained at its first token that is more than a space, and the spaces are
+    appended; one that is compared with an answer that differs at once, at its first token. Single tokens,
     labels, and the answers of other models than causal ones stay as they are. What was chosen is logged.
 
     Parameters
@@ -54,14 +55,19 @@ def at_first_difference(
     wanted, against = tokens["target"], tokens["contrast"]
     if len(wanted) == len(against) == 1:
         return prompt, target, contrast, counterfactual
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, against, strict=False))
-    shared = [token for token, _ in same]
-    if len(shared) == min(len(wanted), len(against)):
-        raise InputError(
-            f"One of the answers {target!r} and {contrast!r} begins with the other; give two answers that differ in a "
-            "token."
-        )
-    chosen = wanted[len(shared)], against[len(shared)]
+    if target is None or contrast is None:  # a space alone is no answer that can be read
+        answer = against if target is None else wanted
+        shared = list(takewhile(lambda token: not model.text(token).strip(), answer[:-1]))
+        chosen = (None, answer[len(shared)]) if target is None else (answer[len(shared)], None)
+    else:
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, against, strict=False))
+        shared = [token for token, _ in same]
+        if len(shared) == min(len(wanted), len(against)):
+            raise InputError(
+                f"One of the answers {target!r} and {contrast!r} begins with the other; give two answers that differ "
+                "in a token."
+            )
+        chosen = wanted[len(shared)], against[len(shared)]
     _say_which(model, named, shared, [model.text(token) for token in chosen if token is not None])
     if not shared:
         return prompt, *chosen, counterfactual

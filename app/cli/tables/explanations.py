@@ -15,7 +15,7 @@ from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
 from icebear.app.cli.tables.nodes import Words, ablation_table, nodes_table
 from icebear.explanation.sentences import lines
 from icebear.lines import WIDTH, Line
-from icebear.render import normalized, visible
+from icebear.render import normalized, quoted, visible
 
 if TYPE_CHECKING:
     import icebear
@@ -61,9 +61,9 @@ def changes_tables(changes: ExplainedChanges) -> list[Any]:
 
 def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -> Group:
     """The prediction and its relevance by token, by `units` or by image patch."""
-    head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
+    head = Text.assemble("Why ", (quoted(relevance.target_text), "bold"))
     if relevance.contrast_text:
-        head.append(f", not {relevance.contrast_text!r}")
+        head.append(f", not {quoted(relevance.contrast_text)}")
     head.append(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")
     tokens, compared = relevance.predictions[:5], relevance.counterfactual
     if compared and compared.model and not relevance.tokens.any():
