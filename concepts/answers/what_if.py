@@ -38,6 +38,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.records import InNotebooks
+from icebear.render import quoted
 from icebear.values import typed
 
 if TYPE_CHECKING:
@@ -121,10 +122,8 @@ class WhatIf(InNotebooks):
         if not self.exchanges:
             return "The prompt has no word that can be exchanged."
         if not self.matters:
-            return (
-                f"No single word matters: none of {len(self.exchanges)} exchanges changes {self.explained.text!r} by a "
-                "nat or more."
-            )
+            answer = quoted(self.explained.text)
+            return f"No single word matters: none of {len(self.exchanges)} exchanges changes {answer} by a nat or more."
         most = self.exchanges[0]
         return (
             f"The answer hangs most on {most.word!r}: with {most.instead!r} instead, {most.answer!r} is the "
