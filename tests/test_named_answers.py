@@ -12,6 +12,7 @@ from icebear import Chat, ablation, attribute, circuit, explain, flip, random_ed
 from icebear.app.cli.console import SafeConsole
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.explanations import explanation_screen
+from icebear.app.cli.tables.grid import heatmap
 from icebear.app.web.shared import markdown
 from icebear.claims.kinds.predictions import RelevanceClaim
 from icebear.concepts.answers.cases import read_cases
@@ -227,3 +228,7 @@ def test_heads_are_explained(tiny_folder):
     assert result.exit_code == 0, result.output
     assert {row["neuron"].split(".")[1] for row in json.loads(result.stdout)["ranking"]} == {"head"}
     assert CliRunner().invoke(main, [*words[:-1], "nonsense", "--model", tiny_folder]).exit_code == 1
+
+
+def test_the_first_bytes_of_a_character_take_no_room_in_the_prompt():
+    assert heatmap(["", "東", "", "京"], [0.1, 0.2, 0.3, 0.4]).plain == "東京"
