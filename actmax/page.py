@@ -49,7 +49,7 @@ HEAD_SENTENCES = "Each sentence is the one in which it writes most, for one toke
 HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Card(SavedResult, Tabled):
     """A neuron with its vocabulary projection, examples of both signs, statistics and labels, and its page."""
 

@@ -56,7 +56,7 @@ class CheckedClaim:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckedClaims(SavedResult, InNotebooks):
     """The claims of a file, measured again."""
 

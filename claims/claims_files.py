@@ -1,7 +1,8 @@
-"""Files of claims: YAML that is checked before it is read, and written so that a person can edit it."""
+"""Files of claims: YAML that is checked before it is read, and written so that a person can edit it; or JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,7 +54,36 @@ def read_claims(path: str | Path) -> tuple[Claim, ...]:
     return _parsed(read_text(path), str(path))
 
 
+def _is_json(path: str | Path) -> bool:
+    return str(path).endswith(".json")
+
+
 def _parsed(text: str, source: str) -> tuple[Claim, ...]:
+    is_json = _is_json(source) and text.lstrip().startswith("{")  # files of earlier versions have YAML
+    data = _from_json(text, source) if is_json else _from_yaml(text, source)
+    version = data.get(KEY) if isinstance(data, dict) else None
+    check_version(version, FORMAT, source, InputError)
+    if not isinstance(data, dict) or version != FORMAT or not isinstance(data.get("claims"), list):
+        raise InputError(f"{source} is not a file of claims; add {KEY!r}: {FORMAT} and a list of claims.")
+    if set(data) - {KEY, "claims"}:
+        more = ", ".join(map(repr, sorted(map(str, set(data) - {KEY, "claims"}))))
+        raise InputError(f"{source} has the unknown entry {more}; remove it.")
+    return tuple(_claim(fields, number, source) for number, fields in enumerate(data["claims"], 1))
+
+
+def _from_json(text: str, source: str) -> Any:
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a key is there twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=mapping)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source} is not JSON ({error}); correct the file.") from None
+
+
+def _from_yaml(text: str, source: str) -> Any:
     try:
         depth = 0
         for event in yaml.parse(text, Loader=_Loader):
@@ -65,19 +95,11 @@ def _parsed(text: str, source: str) -> tuple[Claim, ...]:
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
                 line = event.start_mark.line + 1
                 raise InputError(f"{source} has an anchor, alias or tag in line {line}; write the value out.")
-        data = yaml.load(text, Loader=_PlainLoader)  # a safe loader
+        return yaml.load(text, Loader=_PlainLoader)  # a safe loader
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
         raise InputError(f"{source} is not YAML{where}; correct the file.") from None
-    version = data.get(KEY) if isinstance(data, dict) else None
-    check_version(version, FORMAT, source, InputError)
-    if not isinstance(data, dict) or version != FORMAT or not isinstance(data.get("claims"), list):
-        raise InputError(f"{source} is not a file of claims; add {KEY!r}: {FORMAT} and a list of claims.")
-    if set(data) - {KEY, "claims"}:
-        more = ", ".join(map(repr, sorted(map(str, set(data) - {KEY, "claims"}))))
-        raise InputError(f"{source} has the unknown entry {more}; remove it.")
-    return tuple(_claim(fields, number, source) for number, fields in enumerate(data["claims"], 1))
 
 
 def _claim(data: Any, number: int, source: str) -> Claim:
@@ -93,8 +115,12 @@ def _claim(data: Any, number: int, source: str) -> Claim:
 
 
 def write_claims(path: str | Path, claims: Sequence[Claim]) -> None:
-    """Write a file of claims, in place of one that exists. Raises `InputError`."""
-    _write(path, f"{KEY}: {FORMAT}\nclaims:\n{_text(claims)}")
+    """Write a file of claims, in place of one that exists: JSON if its name ends so, else YAML. Raises `InputError`."""
+    if _is_json(path):
+        text = json.dumps({KEY: FORMAT, "claims": _rows(claims)}, ensure_ascii=False, indent=1) + "\n"
+    else:
+        text = f"{KEY}: {FORMAT}\nclaims:\n{_text(claims)}"
+    _write(path, text)
 
 
 def _write(path: str | Path, text: str) -> None:
@@ -103,26 +129,32 @@ def _write(path: str | Path, text: str) -> None:
     write_file(path, text)
 
 
-def append_claims(path: str | Path, claims: Sequence[Claim]) -> None:
-    """Add claims at the end of a file, which is made if it does not exist. What a person wrote there stays. Other
-    processes that append to the same file wait. Raises `InputError`."""
+def append_claims(path: str | Path, claims: Sequence[Claim]) -> int:
+    """Add claims at the end of a file, which is made if it does not exist, and return how many it had. What a person
+    wrote there in YAML stays. Other processes that append to the same file wait. Raises `InputError`."""
     with locked(path, seconds=WAITING):
         if not local(path).exists():
-            return write_claims(path, claims)
-        every = (*read_claims(path), *claims)
+            write_claims(path, claims)
+            return 0
+        before = read_claims(path)
         text = read_text(path).rstrip("\n") + "\n" + _text(claims)
         try:
-            same_list = _parsed(text, str(path)) == every
+            same_list = not _is_json(path) and _parsed(text, str(path)) == (*before, *claims)
         except InputError:  # its list is written in another way
             same_list = False
-        return _write(path, text) if same_list else write_claims(path, every)
+        if same_list:
+            _write(path, text)
+        else:
+            write_claims(path, (*before, *claims))
+        return len(before)
 
 
 def append_drafts(
     model: Model, path: str | Path, drafts: Iterable[Draft], seed: int = 0
-) -> tuple[list[Claim], list[str]]:
-    """Append claims to a file. Return what was written, and a sentence for each claim that was not, such as one that
-    cannot fail. Raises `InputError` if there is nothing to write, or the file cannot be written."""
+) -> tuple[list[Claim], list[str], int]:
+    """Append claims to a file. Return what was written, a sentence for each claim that was not, such as one that cannot
+    fail, and how many claims the file had. Raises `InputError` if there is nothing to write, or the file cannot be
+    written."""
     claims: list[Claim] = []
     refused: list[str] = []
     for what, measured in drafts:
@@ -133,13 +165,15 @@ def append_drafts(
     if not claims:
         reason = refused[0] if refused else "nothing was measured that a claim can be made of"
         raise InputError(f"No claim was written ({reason.rstrip('.')}).")
-    append_claims(path, claims)
-    return claims, refused
+    return claims, refused, append_claims(path, claims)
 
 
 def _text(claims: Sequence[Claim]) -> str:
-    rows = [_plain(CONVERTER.unstructure(claim, Claim)) for claim in claims]
-    return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    return yaml.safe_dump(_rows(claims), sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+
+
+def _rows(claims: Sequence[Claim]) -> list[Any]:
+    return [_plain(CONVERTER.unstructure(claim, Claim)) for claim in claims]
 
 
 def _plain(value: Any) -> Any:

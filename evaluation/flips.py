@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -17,6 +17,7 @@ from icebear.edits import Edit
 from icebear.errors import IcebearError, InputError
 from icebear.evaluation.protocol import Evaluation, Line, Lines, Part, Setting
 from icebear.models.model import Model
+from icebear.models.objective import likelier_form
 from icebear.models.text.chat import Chat
 from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.paths import read_text
@@ -109,6 +110,7 @@ def _prompt(prompt: Any) -> PromptLike:
 def try_flips(model: Model, pair: FlipPair, max_neurons: int, contexts: HeldOutContexts) -> Line:
     """Return whether a pair flips by each of `SEARCHES`, with how many neurons and at what off-target KL."""
     try:
+        pair = replace(pair, to=likelier_form(model, pair.prompt, pair.to))
         before = phrase_probability(model, [], pair.prompt, wanted_ids(model, pair.to, pair.prompt))
     except IcebearError as error:
         return {**vars(pair), "why": str(error), "runs": [], "counts": False}

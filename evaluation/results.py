@@ -18,7 +18,7 @@ TEST = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results(Tabled):
     """A table of an evaluation with its samples, as results.json keeps it."""
 

@@ -91,7 +91,7 @@ class Explanation(ExplainedPrediction):
         patched = Patched(model, relevance) if measured else None
         each = patched.measure(measured) if patched else None
         words = {row: each.words(number) for number, row in enumerate(measured)} if each else {}
-        answer = effects_on_answer(each, relevance.target) if each else []
+        answer = effects_on_answer(each, relevance) if each else []
         nodes = explained_nodes(model, relevance, store, rows, words, dict(zip(measured, answer, strict=True)))
         uncompared = patched is not None and not relevance.counterfactual
         neurons = list(dict.fromkeys((*named, *(row.neuron for row in rows))))[:cards]
@@ -109,10 +109,10 @@ class Explanation(ExplainedPrediction):
             removal_control=removal_control,
             cards=described(store, neurons, reading) if store else (),
             effects=each,
-            random_effects=tuple(random_effects(patched, measured, relevance.target)) if patched and uncompared else (),
+            random_effects=tuple(random_effects(patched, measured)) if patched and uncompared else (),
         )
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return sentences.screen(self)
 
     def _repr_html_(self) -> str:

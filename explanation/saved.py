@@ -10,7 +10,7 @@ from icebear.convert import Saved
 from icebear.records import TokenScore
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SavedExplanation(Saved):
     """What an explanation says of T tokens, and its stages."""
 

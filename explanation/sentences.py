@@ -12,7 +12,7 @@ from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stage_sentences import card_sentence, stage_lines, transfer_text
 from icebear.lines import Line
-from icebear.render import characters
+from icebear.render import characters, quoted
 
 if TYPE_CHECKING:
     from icebear.concepts.answers.sources import SourceBreakdown
@@ -179,7 +179,7 @@ def control_text(exchanged: WhatIf) -> str:
     """Say what the change of an exchange is, and its control."""
     low, high = exchanged.control or (0.0, 0.0)
     control = f"exchanges of all other words: {low:+.1f} to {high:+.1f}" if exchanged.control else "too few other words"
-    return f"(change of the log-odds of {exchanged.explained.text!r}, in nats) [{control}]"
+    return f"(change of the log-odds of {quoted(exchanged.explained.text)}, in nats) [{control}]"
 
 
 def stage_notes(explanation: ExplainedPrediction) -> list[str]:
@@ -191,15 +191,22 @@ def effect_lines(explanation: ExplainedPrediction) -> list[Line]:
     """Return the nodes whose effect on the answer is larger than that of any random node."""
     if not explanation.random_effects:
         return []
-    control, answer = explanation.random_effect, repr(explanation.relevance.target_text)
+    control = explanation.random_effect
     above = [node for node in explanation.nodes if node.effect is not None and abs(node.effect) > control]
     random = f"{len(explanation.random_effects)} random nodes of the same layers and tokens: at most {control:.2f}"
     if not above:
         return [Line(f"None of the {len(explanation.nodes)} most relevant nodes has a larger effect than {random}.")]
     others = "images of noise" if explanation.relevance.image else "other texts"
+    answer = effects_on(explanation.relevance)
     title = f"Effects on {answer} of the nodes, set to their average on {others}, in logits [{random}]"
     above.sort(key=lambda node: -abs(node.effect or 0))
     return [Line(""), Line(title, "bold"), *(_node(node, f" {node.effect:+.2f};") for node in above)]
+
+
+def effects_on(relevance: Relevance) -> str:
+    """Say what the effects of nodes are effects on: the answer, or with a contrast the difference of both logits."""
+    minus = f" minus {quoted(relevance.contrast.text)}" if relevance.contrast else ""
+    return f"{quoted(relevance.target_text)}{minus}"
 
 
 def chosen_sentence(text: str | None, ways: str) -> str:
@@ -264,16 +271,16 @@ def screen(explanation: ExplainedPrediction) -> str:
 
 def _predictions(explanation: ExplainedPrediction) -> list[Line]:
     relevance, compared = explanation.relevance, explanation.relevance.counterfactual
-    against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
+    against = f", not {quoted(relevance.contrast_text)}" if relevance.contrast_text else ""
     method = repr(relevance.method).removesuffix("()")
-    head = Line(f"Why {relevance.target_text!r}{against}?  method: {method}", "bold")
+    head = Line(f"Why {quoted(relevance.target_text)}{against}?  method: {method}", "bold")
     predicted = [head, Line(f"Predicted: {_listed(relevance.predictions)}")]
     exchanged = explanation.what_if
     if begun := word_sentence(exchanged):
         predicted[1:1] = [Line(begun)]
     if exchanged and exchanged.explained_after:
         begins = "with which the answer begins" if exchanged.answer else "which is the likeliest beginning"
-        predicted[1:1] = [Line(f"Explained after {exchanged.explained_after!r}, {begins}.")]
+        predicted[1:1] = [Line(f"Explained after {quoted(exchanged.explained_after)}, {begins}.")]
     predicted += [Line(str(exchanged), "bold")] if exchanged else []
     if compared and compared.predictions:
         where = "in" if relevance.image else "after"
@@ -282,7 +289,7 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
 
 
 def _listed(tokens: tuple[TokenScore, ...]) -> str:
-    return ", ".join(f"{token.text!r} {token.number}" for token in tokens[:3])
+    return ", ".join(f"{quoted(token.text)} {token.number}" for token in tokens[:3])
 
 
 def _node(node: ExplainedNode, number: str = "") -> Line:

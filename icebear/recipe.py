@@ -16,7 +16,7 @@ OF_THE_WHOLE = ("outcome", "after")
 """Provenance that is measured with all edits at full strength."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recipe(Saved):
     """Edits of one model with their provenance.
 

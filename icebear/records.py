@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from html import escape
+from reprlib import Repr
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
@@ -29,10 +30,23 @@ TABLE_ROWS = 20
 """Of a result in a notebook."""
 LONGEST_CELL = 500
 """Characters."""
+REPR_LINES = 25
+"""Of a result in Python's shell and in logs."""
+REPR_COLUMNS = 120
 
 
 class InNotebooks:
-    """A result that a notebook shows as its sentence or name, and its table, or else its fields."""
+    """A result that a notebook shows as its sentence or name, and its table, or else its fields; and Python as its
+    text, which `print` shows whole, or else its fields."""
+
+    def __repr__(self) -> str:
+        return shortened(self._fields_text() if type(self).__str__ is object.__str__ else str(self))
+
+    def _fields_text(self) -> str:
+        shown_fields = [field.name for field in fields(self) if field.repr]  # type: ignore[arg-type]
+        parts = [f"{name}={_BRIEF.repr(getattr(self, name))}" for name in shown_fields]
+        name, line = type(self).__name__, ", ".join(parts)
+        return f"{name}({line})" if len(name) + len(line) < REPR_COLUMNS - 1 else "\n    ".join([f"{name}:", *parts])
 
     def _repr_html_(self) -> str:
         kind = type(self)
@@ -44,6 +58,32 @@ class InNotebooks:
             rows = list(vars(self).items())
         lines = ("".join(f"<td>{escape(_cell(value))}</td>" for value in row) for row in rows)
         return f"<p>{escape(sentence)}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def shortened(text: str) -> str:
+    """Return a text in at most `REPR_LINES` lines of `REPR_COLUMNS` characters."""
+    lines = text.splitlines() or [""]
+    cut = [line if len(line) <= REPR_COLUMNS else f"{line[: REPR_COLUMNS - 3]}..." for line in lines[:REPR_LINES]]
+    if len(lines) > REPR_LINES:
+        cut[-1] = f"... {len(lines) - REPR_LINES + 1} more lines (print shows them)"
+    return "\n".join(cut)
+
+
+class _Brief(Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxtuple = self.maxlist = self.maxdict = self.maxset = self.maxfrozenset = 4
+        self.maxstring = self.maxother = 80
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        return super().repr_instance(x, level).replace("\n   ", "")
+
+    def repr_Tensor(self, x: Any, level: int) -> str:  # as reprlib names it
+        return f"tensor {tuple(x.shape)}"
+
+
+_BRIEF = _Brief()
 
 
 def _cell(value: Any) -> str:
@@ -173,7 +213,7 @@ class Sentence:
     """The tokens of the model; empty unless the sentence is from a store."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Example(InNotebooks):
     """A sentence, and the token position where a neuron has this activation."""
 
@@ -241,7 +281,7 @@ class Meaning:
         return {**vars(self), "neuron": str(self.neuron)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Hit(InNotebooks):
     """A neuron that matches a search; `why` has the reasons."""
 
@@ -253,6 +293,9 @@ class Hit(InNotebooks):
     by: str
     """What it rests on. Of a search by words: ``sentences`` (the words are in examples of this polarity, or in its
     label), or ``weights`` (only the output is similar to the words). Else the kind of similarity."""
+
+    def __repr__(self) -> str:
+        return shortened(self._fields_text())
 
     def __str__(self) -> str:
         return f"{self.neuron} {self.polarity}".strip()
@@ -297,7 +340,7 @@ class Reliability(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Projection(SavedResult, InNotebooks):
     """The tokens that a neuron with positive activation promotes and suppresses, largest first."""
 
@@ -481,9 +524,6 @@ class RandomControl(SavedResult, InNotebooks):
             "draws": len(self.drawn),
             "p": self.p,
         }
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def __str__(self) -> str:
         claim = f"{self.number} goes from {self.before:+.3f} to {self.after:+.3f} ({self.change:+.3f}) with {self.what}"

@@ -106,6 +106,16 @@ def visible(token: str) -> str:
     return token.replace("\n", "⏎").replace("\t", "⇥").replace("\ufffd", PART) or "∅"
 
 
+def as_word(token: str) -> str:
+    """Return an answer as a word: without its spaces, or ␣ for each if it is nothing else."""
+    return visible(token.strip(" ") or token.replace(" ", "␣"))
+
+
+def quoted(token: str) -> str:
+    """Return an answer in quotes, with ␣ for each space if it is nothing else."""
+    return visible(repr(token if token.strip(" ") else token.replace(" ", "␣")))
+
+
 def heatmap(
     tokens: list[str],
     values: list[float],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,9 @@ from torch import Tensor
 from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.model import Model
+from icebear.models.tasks import index_of
 from icebear.models.text.prompts import ObjectiveKind, Prompt, PromptLike, PromptRequest
+from icebear.notes import say
 from icebear.values import scalar, several
 
 Token = str | int
@@ -181,3 +184,32 @@ def phrase_ids(model: Model, phrase: Phrase, after: PromptLike | None) -> tuple[
         model.check_output(ids, phrase, "target text")
         return tuple(ids)
     return tuple(model.answer_id(token) for token in several(phrase))
+
+
+def likelier_form(model: Model, prompt: PromptLike, answer: Any, position: int | None = None) -> Any:
+    """Return an answer as a causal model continues a prompt with it: with a space before it, where that is likelier.
+
+    Token ids, and texts that begin with a space, stay as they are. A space that is added is said. position: the token
+    whose output is read, as in `attribute`. Raises `InputError` for an answer that the model does not have.
+    """
+    if not (isinstance(answer, str) and answer.strip() and model.task.is_causal) or model.labels:
+        return answer
+    if answer[0].isspace() or not model.reads_any_text:
+        return answer
+    read, spaced = model.ids(prompt), f" {answer}"
+    read = read if position is None else read[: index_of(position, read) + 1]
+    try:
+        forms = {text: phrase_ids(model, text, prompt) for text in (answer, spaced)}
+        plain, word = (_log_probability(model, read, ids) for ids in forms.values())
+    except InputError:  # said where the answer is read as it is written
+        return answer
+    if word <= plain or forms[answer] == forms[spaced]:
+        return answer
+    shares = (math.exp(value) for value in (word, plain))
+    say("Read {1!r} as {0!r}, with the space of a word: {2:.2g} is more than {3:.2g}.".format(spaced, answer, *shares))
+    return spaced
+
+
+def _log_probability(model: Model, prompt_ids: Sequence[int], phrase: Sequence[int]) -> float:
+    logs = model.continuation_logits(prompt_ids, phrase).log_softmax(-1)
+    return logs[range(len(phrase)), list(phrase)].sum().item()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from icebear.models.objective import objective_of
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.token_tracker import Act, TokenTracker
-from icebear.values import check_int, real, several, typed
+from icebear.values import check_int, real, several, shown, typed
 
 Statistic = Callable[[Neuron, str], float]
 
@@ -30,7 +32,6 @@ _READING: ContextVar[bool] = ContextVar("reading", default=False)
 
 
 @typed
-@contextmanager
 def steer(
     model: Model,
     edits: Recipe | AnyEdit | str | Iterable[AnyEdit | str],
@@ -39,8 +40,8 @@ def steer(
     prompt_tokens: int | None = None,
     rows: Sequence[int] | None = None,
     when: Callable[[], bool] | None = None,
-) -> Iterator[list[Act]]:
-    """Apply `edits`, in order, in every forward pass inside the context, also under `generate` and `attribute`.
+) -> AbstractContextManager[list[Act]]:
+    """Apply `edits`, in order, in every forward pass inside ``with steer(...)``, also under `generate` and `attribute`.
 
     It works with and without a KV cache, in batches, with left padding and beam search. Other threads wait, or run
     without the edits between the tokens of a `Model.generate`.
@@ -62,10 +63,10 @@ def steer(
     when
         The edits act in the passes for which this returns True, such as those after a monitor flags; default all.
 
-    Yields
-    ------
-    list of Act
-        Empty without `trace`.
+    Returns
+    -------
+    context manager
+        It gives a list of `Act`, which is empty without `trace`. One that is never entered warns when it is collected.
 
     Raises
     ------
@@ -74,6 +75,21 @@ def steer(
     RecipeError
         For a recipe of another model.
     """
+    context = _steered(model, edits, statistic, trace, prompt_tokens, rows, when)
+    finalize(context, _warn_of_unused, context.gen, edits).atexit = False  # type: ignore[attr-defined]
+    return context
+
+
+@contextmanager
+def _steered(
+    model: Model,
+    edits: Recipe | AnyEdit | str | Iterable[AnyEdit | str],
+    statistic: Statistic | None,
+    trace: bool,
+    prompt_tokens: int | None,
+    rows: Sequence[int] | None,
+    when: Callable[[], bool] | None,
+) -> Iterator[list[Act]]:
     if isinstance(edits, Recipe):
         edits.check(model)
     if prompt_tokens is not None:
@@ -125,6 +141,14 @@ class _Edited(TokenTracker):
                 "With guidance_scale the model reads a second text, whose tokens are no prompt and no answer; leave it "
                 "out, or edit all tokens."
             )
+
+
+def _warn_of_unused(entered: Generator[Any], edits: Any) -> None:
+    if getgeneratorstate(entered) == GEN_CREATED:
+        logging.getLogger("icebear").warning(
+            "steer(model, %s) was never entered, so nothing was edited; write: with steer(model, edits): ...",
+            shown(edits),
+        )
 
 
 def _warn_of_idle(edits: Iterable[AnyEdit], where: TokenTracker) -> None:

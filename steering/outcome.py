@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from icebear.models.objective import objective_of
 from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.recipe import Recipe
 from icebear.records import RandomControl, TokenScore
+from icebear.steering.apply import Statistic
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.last_token import LastToken, values_by_step
@@ -82,7 +84,7 @@ def outcomes(
     yield _with_side_effects(outcome, contexts, edits, draws, lambda done: on_progress(NEW_TOKENS + done, STEPS))
 
 
-def answer_outcomes(model: Model, prompt: PromptLike, edits: Sequence[Edit]) -> Iterator[Outcome]:
+def answer_outcomes(model: Model, prompt: PromptLike, edits: Sequence[AnyEdit]) -> Iterator[Outcome]:
     """Yield what edits, in raw units, do to the answer of a prompt, what is quick first: the probabilities of the
     answers with and without them, in one pass; then also under random edits; then with the side effects of both."""
     edits, contexts, objective = list(edits), HeldOutContexts(model), objective_of(model, [prompt])
@@ -96,7 +98,19 @@ def answer_outcomes(model: Model, prompt: PromptLike, edits: Sequence[Edit]) -> 
     yield _with_side_effects(outcome, contexts, edits, draws, lambda done: None)
 
 
-def _answered(model: Model, edits: list[Edit], tokens: list[int], rows: Tensor, contexts: HeldOutContexts) -> Outcome:
+def outcome_of_steering(
+    model: Model, prompt: PromptLike, edits: Recipe | Sequence[AnyEdit], statistic: Statistic | None = None
+) -> Outcome:
+    """Return what edits do to the probability of the answer with them, and what random edits do; side effects are not
+    measured."""
+    raw = [edit.in_raw_units(statistic) for edit in edits]
+    _, outcome, *_ = islice(answer_outcomes(model, prompt, raw), 2)
+    return outcome
+
+
+def _answered(
+    model: Model, edits: Sequence[AnyEdit], tokens: list[int], rows: Tensor, contexts: HeldOutContexts
+) -> Outcome:
     """Return the outcome for the answers without and with edits.
 
     rows: logits (N, V) without and with edits, and under each draw.

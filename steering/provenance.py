@@ -126,6 +126,14 @@ def score_of(provenance: Mapping[str, Any]) -> Score | None:
     return None
 
 
+def chosen_by_words(provenance: Mapping[str, Any]) -> str:
+    """Say that a concept's sentences were chosen by words, which its AUROC repeats; empty if they were not."""
+    words = provenance.get("chosen_by_words")
+    if not isinstance(words, str) or not words:
+        return ""
+    return f"The sentences were chosen by the words {words!r}, so neurons for these words are enough for this AUROC."
+
+
 @dataclass(frozen=True)
 class Outcome(Noted):
     """What edits do to their prompt and elsewhere, and what the same edits of random other neurons do. What is None is

@@ -15,7 +15,7 @@ from torch import Tensor
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, objective_text
 from icebear.edits import AnyEdit, Edit, VectorEdit, parse_edits
 from icebear.models.model import Model
-from icebear.models.objective import Objective, Token, objective_of
+from icebear.models.objective import Objective, Token, likelier_form, objective_of
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import Neuron, RandomControl
@@ -85,7 +85,8 @@ def random_edit_control(
         edits.check(model)
     draws, seed = check_int(draws, "The number of draws"), seed_of(seed)
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
-    ids = [None if token is None else model.answer_id(token, after=prompt) for token in (target, contrast)]
+    named = (likelier_form(model, prompt, token, position) for token in (target, contrast))
+    ids = [None if token is None else model.answer_id(token, after=prompt) for token in named]
     rows = [[], wanted, *random_edits(model, wanted, draws, seed)]
     scores = logits_under(model, objective_of(model, [prompt], position=position), rows, on_progress)
     wanted_id = int(scores[0].argmax()) if ids[0] is None else ids[0]

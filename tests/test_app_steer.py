@@ -69,6 +69,11 @@ def test_steer(environment):
     assert "<mark>" in shown
     assert "desert" in shown
     assert "icebear steer 'The ice bear lives in the' --edit" in shown
+    page.get_by_key("edits").set_value("L29.ffn.860+5").run()
+    added = next(s for s in page.slider if s.label == "Added to L29.ffn.860, in activation")
+    assert (added.min, added.value, added.max) == (-60, 5, 60)
+    added.set_value(-10.0).run()
+    assert page.get_by_key("edits").value == "L29.ffn.860-10"
     page.get_by_key("edits").set_value("L29.ffn.860=1").run()
     slider = next(s for s in page.slider if s.label == "Value")
     slider.set_value(-20.0).run()

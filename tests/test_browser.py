@@ -193,6 +193,18 @@ def test_two_tabs_at_once(chromium, address):
 
 
 @pytest.mark.release
+def test_the_menu_of_a_narrow_page_has_a_name(chromium, address):
+    page = open_view(chromium.new_page(viewport={"width": 400, "height": 800}), address)
+    menu = page.get_by_role("button", name="Menu", exact=True)
+    menu.wait_for()
+    shown = "button => getComputedStyle(button, '::after').content"
+    assert menu.evaluate(shown) == '"Menu"'
+    menu.click()
+    page.get_by_role("link", name="Neurons").first.wait_for()
+    page.close()
+
+
+@pytest.mark.release
 def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address):
     """On a phone by day, and in a window that is made large at night; each view passes axe's tests of WCAG AA and has a
     title, and none asks another host."""

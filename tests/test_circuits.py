@@ -675,3 +675,18 @@ def test_the_command_tells_and_writes_it(tiny_folder, few_contexts, tmp_path):
         result = RUN.invoke(main, wrong)
         assert result.exit_code
         assert says in result.output
+
+
+def test_the_outputs_of_a_card_are_its_largest_contributions_with_their_unit(model):
+    graph = circuit(model, "ice bear", counterfactual="big cats", nodes=8, heads=True)
+    seen = 0
+    for part in graph.shown:
+        edges = [edge for edge in graph.edges if edge.source.id == part.id]
+        rows = drawing.cards(graph)[part.id]["lists"].get("Strongest outputs (contribution)", [])
+        numbers = [float(text.split()[0]) for _, _, text in rows]
+        largest = sorted((edge.contribution for edge in edges), key=abs, reverse=True)[: len(rows)]
+        assert numbers == pytest.approx(largest, abs=0.006)
+        assert len(rows) == min(len(edges), drawing.STRONGEST)
+        assert all(text.endswith(" logits") is (id == "answer") for id, _, text in rows)
+        seen += len(rows) > 1
+    assert seen

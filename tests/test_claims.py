@@ -355,6 +355,34 @@ def test_what_a_person_wrote_stays_when_claims_are_appended(tmp_path):
         read_claims(tmp_path / "missing.yaml")
 
 
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.text(), st.floats(-1e6, 1e6))
+def test_a_json_file_is_json_and_is_read_as_it_was_written(tmp_path_factory, prompt, answer, number):
+    answer = answer.encode(errors="ignore").decode()
+    claim = Claim(AnswerClaim(prompt, answer), number, number, value=number)
+    path = tmp_path_factory.mktemp("json") / "c.json"
+    assert [append_claims(path, [claim]) for _ in range(3)] == [0, 1, 2]
+    rows = json.loads(path.read_text())["claims"]
+    assert rows[0] == rows[2]
+    assert rows[1]["what"]["prompt"] == prompt
+    assert read_claims(path) == (claim,) * 3
+
+
+def test_a_json_file_of_an_earlier_version_is_read_and_becomes_json(tmp_path):
+    claim, path = Claim(AnswerClaim("a", "b"), 0.5, 0.5), tmp_path / "c.json"
+    path.write_text(f"{HEAD}- {LINE}\n")
+    (before,) = read_claims(path)
+    assert append_claims(path, [claim]) == 1
+    assert len(json.loads(path.read_text())["claims"]) == 2
+    assert read_claims(path) == (before, claim)
+
+
+@pytest.mark.parametrize("text", ['{"icebear_claims": 1, "icebear_claims": 1, "claims": []}', "{", "{" * 90_000, "{}"])
+def test_a_file_that_is_no_json_of_claims_gets_a_sentence(tmp_path, text):
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(InputError, match=r"c\.json"):
+        read_claims(tmp_path / "c.json")
+
+
 # --- verbs and the plugin ---
 
 
@@ -376,8 +404,10 @@ def folders(tiny_folder, tmp_path_factory):
         ["explain", *pair, *where],
         ["circuit", *pair, "--nodes", "12", "--ablate", *where],
     ):
+        before = len(read_claims(path)) if path.exists() else 0
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 0, (words, done.output, done.exception)
+        assert (f"the {before} that it had" in done.stderr) is bool(before)
     return path, tiny_folder, str(damaged)
 
 

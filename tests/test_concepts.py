@@ -26,8 +26,9 @@ from benchmarks.task_pairs import named
 from benchmarks.topics import CONCEPTS, split_of, topics
 from icebear import Concept, VectorEdit, find_concept, open_store, steer
 from icebear.app.cli.main import main
-from icebear.app.cli.tables.steering import concept_report, concepts_table
+from icebear.app.cli.tables.steering import concept_report, concepts_table, provenance_lines
 from icebear.app.cli.verbs.evaluate import command
+from icebear.app.web.steering.concepts import name_of
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
@@ -72,6 +73,26 @@ def texts(count, songs, seed=0):
         row = [draw.choice(words if songs and draw.random() < 1 / 3 else COMMON) for _ in range(11)]
         results.append(" ".join([draw.choice(COMMON), *row, draw.choice(words if songs else COMMON)]) + ".")
     return results
+
+
+WORDS = "football, soccer"
+
+
+@pytest.mark.parametrize("words", ["", WORDS])
+def test_a_score_on_sentences_that_were_chosen_by_words_says_so(words):
+    tested = {"auroc": 1.0, "error": 0.0, "tested_on": [5, 5]}
+    chosen = {"chosen_by_words": words} if words else {}
+    concept = Concept("football", (), "m", "0", {**tested, **chosen})
+    assert (repr(WORDS) in concept.about) is bool(words)
+    assert (repr(WORDS) in " ".join(provenance_lines(concept))) is bool(words)
+    assert Concept.from_json(concept.to_json()).about == concept.about
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(WORDS, "football"), ("soup, ,meat", "soup"), (", ", "my concept"), ("co-op shop", "co-op")]
+)
+def test_a_concept_of_words_has_a_name_without_a_comma(words, name):
+    assert name_of(words) == name
 
 
 @pytest.fixture(scope="module")

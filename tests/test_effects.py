@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,13 +13,17 @@ from conftest import IDS, Letters, random_model
 from torch.testing import assert_close
 
 from icebear import Edit, Model, Neuron, attribute, steer
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, effects_on_answer, random_effects
 from icebear.concepts.passes.inputs import Stream
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.sites import is_hooked
+from icebear.concepts.results import effects
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import LIKELY, Patched
 from icebear.concepts.vocabulary import calibration
 from icebear.concepts.vocabulary.calibration import calibrate
+from icebear.explanation.explanation import Explanation
+from icebear.explanation.sentences import effect_lines
 from icebear.records import Ranked
 from icebear.steering import side_effects
 
@@ -181,7 +186,8 @@ class Slow:
             there, self.seen = slow_pass(model, counterfactual)
             likely.append(there[self.place(0) if there_at is None else there_at])
         best = [row.argsort(descending=True, stable=True)[:LIKELY].tolist() for row in likely]
-        self.tokens = [id for number, row in enumerate(best) for id in row if number == 0 or id not in best[0]]
+        explained = [answer.id for answer in (relevance.target, relevance.contrast) if answer]
+        self.tokens = list(dict.fromkeys([*(id for row in best for id in row), *explained]))
 
     def place(self, number):
         return self.positions[number] if len(self.logits) > 1 else 0
@@ -462,3 +468,29 @@ def test_effects_of_the_default_model(smol):
     raised, lowered = result.words(row)
     assert {"Arabian", "Sahara"} <= set(lowered)
     assert len(raised) == 4
+
+
+def test_with_a_contrast_effects_on_the_answer_are_on_the_difference(model, monkeypatch):
+    """Also where the contrast is not likely, and those of random nodes."""
+    monkeypatch.setattr(effects, "LIKELY", 3)
+    logits = model.next_logits("the cold bears")
+    target, contrast = int(logits.argmax()), int(logits.argmin())
+    relevance = attribute(model, "the cold bears", target, contrast, sites=["ffn"])
+    patched, slow, rows = Patched(model, relevance), Slow(model, relevance), relevance.top(2)
+    slow.tokens = [target, contrast]
+
+    def effect(row):
+        change = slow.effect([row])[0]
+        return float(change[0] - change[1])
+
+    measured = effects_on_answer(patched.measure(rows), relevance)
+    assert measured == pytest.approx([effect(row) for row in rows], abs=1e-5)
+    drawn = random_effects(patched, rows)
+    layers = {row.neuron.layer for row in rows}
+    every = [replace(rows[0], neuron=Neuron(x, "ffn", i)) for x in layers for i in range(model.width("ffn"))]
+    known = torch.tensor([effect(row) for row in every])
+    assert len(drawn) == RANDOM_DRAWS
+    assert all((known - value).abs().min() < 1e-5 for value in drawn)
+    explanation = Explanation.of(model, relevance)
+    title = next(line.text for line in effect_lines(replace(explanation, random_effects=(0.0,))) if line.text)
+    assert [repr(model.text(token)) in title for token in (target, contrast)] == [True, True]

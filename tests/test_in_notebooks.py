@@ -2,13 +2,16 @@
 
 import inspect
 import re
+from dataclasses import fields
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
 import icebear
-from icebear import ablation, attribute, random_edit_control, source_breakdown, stages
+from icebear import ablation, attribute, circuit, explain, random_edit_control, source_breakdown, stages
 from icebear.concepts.answers.counterfactuals import Suggestion
+from icebear.explanation.sentences import screen
 from icebear.records import Example, Hit, Neuron, Projection, Promotion, RandomControl, Sentence
 
 BAD = "<script>alert(1)</script><img src=http://evil.example/x>"
@@ -87,3 +90,51 @@ def test_results_of_a_model_have_their_tables(model):
     table = effects.to_frame()
     assert effects._repr_html_().count("<tr>") == 1 + min(len(table), 20)
     assert all(f"<td>{name}</td>" in effects._repr_html_() for name in table.columns)
+
+
+PUBLIC = {name: value for name in icebear.__all__ if inspect.isclass(value := getattr(icebear, name))}
+SHOWN = {name: kind for name, kind in PUBLIC.items() if hasattr(kind, "_repr_html_")}
+LONG = "A long text, with \n line breaks. " * 500
+
+
+def short(result):
+    lines = repr(result).split("\n")
+    return len(lines) <= 25 and max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("value", [LONG, (LONG,) * 999, {LONG: [LONG] * 99}, torch.zeros(99, 999), None], ids=type)
+def test_a_public_result_with_any_fields_has_a_short_repr(name, value, monkeypatch):
+    kind = SHOWN[name]
+    if kind.__str__ is not object.__str__:  # a text of real results
+        monkeypatch.setattr(kind, "__str__", lambda self: LONG)
+    result = object.__new__(kind)
+    result.__dict__.update({field.name: value for field in fields(kind)})
+    assert short(result)
+    assert kind.__str__ is not object.__str__ or kind.__name__ in repr(result)
+
+
+def test_all_that_public_functions_return_has_a_short_repr(model):
+    """Functions return classes that are shown, plain values, or what other functions take."""
+    returned = {
+        name: inspect.signature(value).return_annotation
+        for name in icebear.__all__
+        if inspect.isfunction(value := getattr(icebear, name))
+    }
+    names = {word for annotation in returned.values() for word in re.findall(r"\w+", annotation)}
+    plain = "Any AbstractContextManager Act Counter DataFrame Iterator Log None Unit float int list pandas str tuple"
+    assert names - set(plain.split()) - set(SHOWN) == {"Corpus", "Encoder", "Model", "Store"}
+    prompt, other = "ice bear " * 20, "big cats " * 20
+    relevance = attribute(model, prompt, counterfactual=other)
+    for result in (
+        model,
+        relevance,
+        relevance.effects(3),
+        explain(model, prompt),
+        explain(model, prompt, counterfactual=other),
+        stages(model, prompt, counterfactual=other),
+        circuit(model, prompt, counterfactual=other, nodes=8),
+        random_edit_control(model, prompt, ["L1.ffn.3*0"] * 9, "a"),
+    ):
+        assert short(result), repr(result)
+    assert str(explain(model, prompt)) == screen(explain(model, prompt))

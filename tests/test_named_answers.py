@@ -1,20 +1,30 @@
 """Answers of several tokens, a missing space, a prompt that ends in one, misspelt arguments, and what `print` shows."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 from few import few
 from rich.console import Console
 
-from icebear import Chat, ablation, attribute, circuit, explain
+from icebear import Chat, ablation, attribute, circuit, explain, flip, random_edit_control
+from icebear.app.cli.console import SafeConsole
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.explanations import explanation_screen
+from icebear.app.cli.tables.grid import heatmap
+from icebear.app.web.shared import markdown
+from icebear.claims.kinds.predictions import RelevanceClaim
 from icebear.concepts.answers.cases import read_cases
-from icebear.concepts.attribution.request import at_first_difference, say
+from icebear.concepts.attribution.request import at_first_difference
 from icebear.errors import InputError, UnknownName
+from icebear.explanation.explanation import Explanation
 from icebear.explanation.sentences import hardly_differs
+from icebear.models.objective import likelier_form
 from icebear.models.text.prompts import Prompt
+from icebear.notes import say
+from icebear.render import PART
+from icebear.steering.provenance import FlipRecord
 
 PROMPT, OTHER = "I live in", "I work in"
 YORK, JERSEY = " New York City", " New Jersey"
@@ -90,10 +100,77 @@ def test_an_explanation_and_a_circuit_read_the_same_prompts(model, few_contexts)
     assert graph.relevance.prompt.ids == why.relevance.prompt.ids
 
 
-@pytest.mark.parametrize("target", ["Paris", " Paris", "paris"])
-def test_an_answer_without_its_space_is_said_to_be_unlikely(smol, caplog, target):
-    attribute(smol, "The capital of France is", target, sites=())
-    assert ("' Paris' (0.77) is likelier" in caplog.text) is (target == "Paris")
+FRANCE, JAPAN = "The capital of France is", "The capital of Japan is"
+
+
+def likelier(model, prompt, word):
+    """The form of a word with the larger product of the probabilities of its tokens, one pass a token."""
+
+    def probability(text):
+        ids, product = list(model.ids(prompt)), 1.0
+        for token in model.continuation(text, prompt):
+            product *= model.next_logits(ids).softmax(-1)[token].item()
+            ids.append(token)
+        return product
+
+    return max(word, f" {word}", key=probability)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "word"),
+    [(FRANCE, "Paris"), (FRANCE, "Tokyo"), (FRANCE, "Reykjavik"), ("The ice b", "ears"), ("2,", "3")],
+)
+def test_a_word_without_its_space_is_read_in_its_likelier_form(smol, caplog, prompt, word):
+    form = likelier_form(smol, prompt, word)
+    assert form == likelier(smol, prompt, word)
+    assert (repr(f" {word}") in caplog.text) is (form != word)
+
+
+def test_ids_and_texts_with_a_space_are_read_as_they_are(smol, caplog):
+    for answer in (smol.answer_id("Paris"), " Paris", "  Paris", None, (7, 8), "", " "):
+        assert likelier_form(smol, FRANCE, answer) == answer
+    assert not caplog.text
+
+
+def test_all_that_take_an_answer_read_the_word_with_its_space(smol, few_contexts):
+    paris, rome = (smol.answer_id(word, after=FRANCE) for word in (" Paris", " Rome"))
+    one = attribute(smol, FRANCE, "Paris", "Rome", counterfactual=JAPAN, sites=())
+    assert (one.target.id, one.contrast.id) == (paris, rome)
+    two = attribute(smol, [FRANCE, JAPAN], "Paris", sites=())
+    assert [row.target.id for row in two] == [paris, paris]
+    assert attribute(smol, FRANCE, target_text="Paris", contrast="Rome", sites=()).prompt.strings[-1] == " is"
+    assert attribute(smol, f"{FRANCE} nice", "Paris", position=-2, sites=()).target.id == paris
+    plain, spaced = (random_edit_control(smol, FRANCE, ["L29.ffn.860*0"], word) for word in ("Paris", " Paris"))
+    assert plain == spaced
+    assert FlipRecord.of(flip(smol, FRANCE, "Tokyo", JAPAN)).text == " Tokyo"
+
+
+def test_an_answer_that_begins_with_a_space_token_is_explained_at_what_can_be_read(smol, caplog):
+    space, four = smol.continuation(" 4", "2 + 2 =")
+    one = attribute(smol, "2 + 2 =", "4", sites=())
+    assert (one.target.id, list(one.prompt.ids)) == (four, [*smol.ids("2 + 2 ="), space])
+    two = attribute(smol, "2 + 2 =", contrast=" 4", target=None, sites=())
+    assert (two.contrast.id, two.prompt.ids) == (four, one.prompt.ids)
+    assert attribute(smol, "2 + 2 =", " ", sites=()).target.text == " "
+
+
+@pytest.mark.parametrize(("target", "shown"), [(" ", "'␣'"), ("  ", "'␣␣'"), ("\ufffd", PART), (" Rome", "' Rome'")])
+def test_an_answer_that_cannot_be_read_is_named(model, target, shown):
+    relevance = attribute(model, "abc", 3, 4, sites=())
+    named = replace(relevance.prediction, target_text=target, target=replace(relevance.target, text=target))
+    why = Explanation.of(model, replace(relevance, prediction=named))
+    console = SafeConsole(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(explanation_screen(why))
+    screen = console.export_text()
+    assert shown in screen
+    assert "\ufffd" not in screen
+    assert markdown.word(target) == markdown.plain(shown.strip("' "))
+
+
+def test_a_claim_reads_the_token_that_is_written(smol):
+    for target in ("Paris", " Paris", smol.answer_id("Paris")):
+        explained = RelevanceClaim(prompt=FRANCE, target=target, token=0, text="The").relevance(smol)
+        assert explained.target.id == smol.answer_id(target, after=FRANCE)
 
 
 @pytest.mark.parametrize("end", ["", " "])
@@ -151,3 +228,7 @@ def test_heads_are_explained(tiny_folder):
     assert result.exit_code == 0, result.output
     assert {row["neuron"].split(".")[1] for row in json.loads(result.stdout)["ranking"]} == {"head"}
     assert CliRunner().invoke(main, [*words[:-1], "nonsense", "--model", tiny_folder]).exit_code == 1
+
+
+def test_the_first_bytes_of_a_character_take_no_room_in_the_prompt():
+    assert heatmap(["", "東", "", "京"], [0.1, 0.2, 0.3, 0.4]).plain == "東京"

@@ -265,6 +265,16 @@ def test_what_the_server_has_is_what_it_says(calls, letters):
         assert row["source"].endswith(f"-{group}")
 
 
+@pytest.mark.parametrize("path", ["/", "/v1"])
+def test_the_root_lists_every_path(calls, asgi, path):
+    document = answer(calls.client.get(path))
+    assert document["model"] == "letters"
+    ways = {name: {way.lower() for way in row} for name, row in document["paths"].items()}
+    assert ways == {name: set(row) for name, row in asgi.openapi()["paths"].items()}
+    assert set(CALLS) | {"/", "/v1", "/v1/capabilities"} == set(ways)
+    assert all(text for row in document["paths"].values() for text in row.values())
+
+
 # --- refusals -----------------------------------------------------------------------------------------
 
 SINGLE = {"prompt": PROMPT, "source": "1-ffn-plus", "index": "3"}

@@ -347,3 +347,13 @@ def test_hostile_words_stay_text_in_the_picture(france):
     page = replace(france, words=words, prompt=prompt).to_html()
     assert "<script>alert" not in page
     ElementTree.fromstring(re.search("<svg.*?</svg>", page, re.DOTALL)[0])
+
+
+def test_a_prompt_in_place_of_the_target_is_named(smol):
+    pair = "The capital of France is", "The capital of Japan is"
+    with pytest.raises(InputError) as error:
+        stages(smol, *pair)
+    assert [word in str(error.value) for word in (repr(pair[1]), "target", "counterfactual=")] == [True] * 3
+    with pytest.raises(InputError) as error:
+        stages(smol, pair[0], " Paris")
+    assert "Paris" not in str(error.value)

@@ -1,5 +1,7 @@
 """Laws of steering."""
 
+import gc
+
 import pytest
 import torch
 from conftest import ICE_BEAR, IDS
@@ -13,7 +15,7 @@ from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.edits import acts_at, parse_edits
 from icebear.errors import InputError, RecipeError
 from icebear.models.model import Model
-from icebear.steering.outcome import KL_DRAWS, SEED, answer_outcomes
+from icebear.steering.outcome import KL_DRAWS, SEED, answer_outcomes, outcome_of_steering
 from icebear.steering.random_edits import random_edits
 
 PROMPTS = ["ice bear", "in the cold far north"]
@@ -330,3 +332,30 @@ def test_an_edit_that_is_never_reached_is_named(model, caplog):
         with steer(model, edit):
             model.generate("abc", max_new_tokens=3)
         assert (str(edit) in caplog.text) is not reached
+
+
+@pytest.mark.parametrize("enters", [True, False])
+def test_a_steer_that_is_never_entered_warns(model, caplog, enters):
+    context = steer(model, "L1.ffn.3*1")
+    if enters:
+        with context:
+            pass
+    del context
+    gc.collect()
+    assert ("L1.ffn.3*1" in caplog.text) is not enters
+    assert [record.levelname for record in caplog.records] == ([] if enters else ["WARNING"])
+
+
+def test_the_control_of_steering_is_random_edits(model):
+    edits = parse_edits(["L1.ffn.3=9"])
+    outcome = outcome_of_steering(model, PROMPTS[0], edits)
+
+    def probabilities(each):
+        with steer(model, each):
+            return model.next_logits(PROMPTS[0]).softmax(-1)
+
+    token = int(probabilities(edits).argmax())
+    draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
+    expected = [probabilities(each)[token].item() for each in ([], edits, *draws)]
+    control = outcome.control
+    assert [control.before, control.after, *control.drawn] == pytest.approx(expected, abs=1e-6)

@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from icebear.actmax.neuronpedia import model_id
 from icebear.app.api.calls import CALLS, Answer, Call, capabilities, check_model
 from icebear.app.api.schemas import LIMITS, ModelRequest, Refusal
 from icebear.app.localhost import is_local
@@ -163,6 +164,14 @@ def server(session: Session) -> FastAPI:
     @app.get("/v1/capabilities", description=inspect.getdoc(capabilities), operation_id="capabilities")
     async def capabilities_call() -> Answer:
         return capabilities(session.model)
+
+    @app.get("/", operation_id="served")
+    @app.get("/v1", operation_id="served-v1")
+    async def served() -> Answer:
+        """Return what is served: each path, with its method and what it returns."""
+        rows = app.openapi()["paths"].items()
+        paths = {path: {way.upper(): call["description"] for way, call in calls.items()} for path, calls in rows}
+        return {"icebear": version("icebear"), "model": model_id(session.model.name), "paths": paths}
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:

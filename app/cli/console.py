@@ -8,9 +8,11 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from icebear.app.cli.streams import PICTURES
+from icebear.render import PART
 
 
 class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=segment.text.translate(PICTURES))
+            text = segment.text if segment.control else segment.text.translate(PICTURES).replace("\ufffd", PART)
+            yield segment._replace(text=text)

@@ -88,7 +88,10 @@ def claim(path: str, model: icebear.Model, drafts: Callable[[], Iterable[Draft]]
     from icebear.claims.claims_files import append_drafts
 
     with waiting("Measuring claims"):
-        claims, refused = append_drafts(model, path, drafts())
+        claims, refused, before = append_drafts(model, path, drafts())
     for sentence in refused:
         click.echo(f"Not claimed: {sentence}", err=True)
-    click.echo(f"Wrote {len(claims)} claim{'s' * (len(claims) != 1)} to {path}", err=True)
+    had = f", after the {before} that it had" if before else ""
+    click.echo(
+        f"{'Added' if before else 'Wrote'} {len(claims)} claim{'s' * (len(claims) != 1)} to {path}{had}", err=True
+    )

@@ -13,6 +13,8 @@ from icebear.errors import IcebearError, StoreError, known_error
 ICON = Path(__file__).with_name("icon.svg")
 """A file of ours: for an emoji or a Material icon the browser asks a foreign host."""
 STYLE = """<style>
+[data-testid=stExpandSidebarButton]::after{content:"Menu";margin-left:.3em;font-size:.9rem}
+[data-testid=stExpandSidebarButton]{width:auto;padding:0 .5em}
 .stMainBlockContainer{padding-top:4rem;max-width:72rem}
 .stMain h2{padding-top:.4rem;font-size:1.35rem}.stMain h3{font-size:1.15rem}
 .heat,.heat *{overflow-wrap:anywhere}
@@ -39,6 +41,7 @@ PAGE_SCRIPT = """<script>if (!history.oneStep) {
   setInterval(() => {
     const text = document.querySelector("[data-testid=stProgress]")?.innerText ?? (status.textContent && "Done.");
     if (status.textContent !== text) status.textContent = text;
+    document.querySelector("[data-testid=stExpandSidebarButton]")?.setAttribute("aria-label", "Menu");
     for (const code of document.querySelectorAll("[role=dialog] code"))
       if (code.textContent.includes("yourscript")) code.textContent = "icebear app";
   }, 3000);

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from icebear.claims.kind import Draft, Kind, Measured, NodeId, PromptText, others_of, text_of
 from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.request import at_first_difference
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.graph import Graph
@@ -61,10 +62,16 @@ class Explained(Kind):
     number: Literal["log-odds", "logit"] | None = None
 
     def relevance(self, model: Model, *sites: str) -> Relevance:
-        """Compute the relevance of the tokens and of these sites."""
-        how: Any = {"counterfactual": self.counterfactual, "method": self.method, "number": self.number}
+        """Compute the relevance of the tokens and of these sites, of answers as they are written: without a space that
+        `attribute` would add."""
+        prompt, *answers, other = at_first_difference(
+            model, self.prompt, self.target, self.contrast, self.counterfactual
+        )
+        if model.task.is_causal:
+            answers = [model.answer_id(answer, after=prompt) if answer is not None else None for answer in answers]
+        how: Any = {"counterfactual": other, "method": self.method, "number": self.number}
         wanted = tuple(dict.fromkeys(map(neuron_site, sites)))
-        return attribute(model, self.prompt, self.target, self.contrast, **how, sites=wanted)
+        return attribute(model, prompt, *answers, **how, sites=wanted)
 
 
 def most_relevant(relevance: Relevance, site: str, count: int, by: By = "positive") -> tuple[NodeId, ...]:

@@ -41,7 +41,7 @@ FAR_ENOUGH = 1.0
 """The smallest logit difference between the two answers, in both prompts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Suggestion(InNotebooks):
     """A prompt with as many tokens and another answer."""
 

@@ -42,7 +42,7 @@ class SourcePart:
         return self.positive + self.negative
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SourceBreakdown(SavedResult, InNotebooks):
     """How much each part of the prompt contributed to the explained number."""
 

@@ -139,7 +139,7 @@ SPLIT: dict[str, Callable[[str], list[str]]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Matrix(SavedResult, InNotebooks):
     """Relevance of each unit of prompt and answer (columns) for each unit of the answer (rows), in logits."""
 

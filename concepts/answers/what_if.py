@@ -53,6 +53,7 @@ from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Chat, other_prompt, turns_of
 from icebear.models.text.prompts import Prompt, PromptLike
 from icebear.records import InNotebooks
+from icebear.render import quoted
 from icebear.values import typed
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ ONE_NAT = 1.0
 """Where no exchange changes the explained word by this much, no single word matters."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WhatIf(InNotebooks):
     """What the explained word hangs on: all exchanges that were read, those of the words that matter most first."""
 
@@ -191,10 +192,8 @@ class WhatIf(InNotebooks):
         if not self.exchanges:
             return "The prompt has no word that can be exchanged."
         if not self.matters:
-            return (
-                f"No single word matters: none of {len(self.exchanges)} exchanges changes {self.explained.text!r} by a "
-                "nat or more."
-            )
+            answer = quoted(self.explained.text)
+            return f"No single word matters: none of {len(self.exchanges)} exchanges changes {answer} by a nat or more."
         most = self.exchanges[0]
         verb = "stays" if most.answer == self.explained.text else "is"
         return (

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Literal, TypedDict, get_args
 
@@ -18,9 +16,10 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.weights.changed_weights import ModelPair
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import Phrase, Token, per_prompt, phrase_ids, read_once, request_of
+from icebear.models.objective import Phrase, Token, likelier_form, per_prompt, phrase_ids, read_once, request_of
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, prompts_of, special_note
+from icebear.notes import say
 from icebear.values import check_int, of_type, one_of, several
 
 
@@ -30,7 +29,8 @@ def at_first_difference(
     """Return the arguments of `attribute` for the first token in which two answers of several tokens differ.
 
     The tokens that they share are appended to the prompt and to each counterfactual. An answer of several tokens that
-    is compared with no other one, or with one that differs at once, is explained at its first token. Single tokens,
+    is compared with no other one is explained at its first token that is more than a space, and the spaces are
+    appended; one that is compared with an answer that differs at once, at its first token. Single tokens,
     labels, and the answers of other models than causal ones stay as they are. What was chosen is logged.
 
     Parameters
@@ -43,7 +43,7 @@ def at_first_difference(
     Raises
     ------
     InputError
-        If one answer begins with the other, or if a text is one token with a space, and several without.
+        If one answer begins with the other.
     """
     named = {role: text for role, text in (("target", target), ("contrast", contrast)) if isinstance(text, str)}
     if not named or isinstance(prompt, Answer) or not model.task.is_causal or model.labels:
@@ -55,32 +55,25 @@ def at_first_difference(
     wanted, against = tokens["target"], tokens["contrast"]
     if len(wanted) == len(against) == 1:
         return prompt, target, contrast, counterfactual
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, against, strict=False))
-    shared = [token for token, _ in same]
-    if len(shared) == min(len(wanted), len(against)):
-        raise InputError(
-            f"One of the answers {target!r} and {contrast!r} begins with the other; give two answers that differ in a "
-            "token."
-        )
-    chosen = wanted[len(shared)], against[len(shared)]
+    if target is None or contrast is None:  # a space alone is no answer that can be read
+        answer = against if target is None else wanted
+        shared = list(takewhile(lambda token: not model.text(token).strip(), answer[:-1]))
+        chosen = (None, answer[len(shared)]) if target is None else (answer[len(shared)], None)
+    else:
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, against, strict=False))
+        shared = [token for token, _ in same]
+        if len(shared) == min(len(wanted), len(against)):
+            raise InputError(
+                f"One of the answers {target!r} and {contrast!r} begins with the other; give two answers that differ "
+                "in a token."
+            )
+        chosen = wanted[len(shared)], against[len(shared)]
     _say_which(model, named, shared, [model.text(token) for token in chosen if token is not None])
     if not shared:
         return prompt, *chosen, counterfactual
     others, alone = ([], True) if counterfactual is None else prompts_of(counterfactual)
     longer = [_continued(model, other, shared) for other in others]
     return _continued(model, read, shared), *chosen, next(iter(longer), None) if alone else longer
-
-
-def note_space(model: Model, prompt: Any, text: str) -> None:
-    """Log that an answer is likelier with the space that a word has in its token, if it is."""
-    if not text.strip() or text[0].isspace():
-        return
-    spaced, plain = (model.continuation(words, prompt) for words in (f" {text}", text))
-    if len(spaced) != 1 or spaced == plain[:1]:
-        return
-    words = model.token_scores(model.next_logits(prompt), [*spaced, plain[0]])
-    if words[0].logit > words[1].logit:
-        say(f"{words[0].text!r} ({words[0].number}) is likelier than {text!r} ({words[1].number}).")
 
 
 def note_ending(model: Model, prompt: Any) -> None:
@@ -99,17 +92,9 @@ def note_special(model: Model, prompt: Any) -> None:
         say(note)
 
 
-@lru_cache(1000)
-def say(sentence: str) -> None:
-    """Log a sentence, once."""
-    logging.getLogger("icebear").warning(sentence)
-
-
 def _tokens(model: Model, text: str, role: str, prompt: Prompt) -> tuple[Any, ...]:
-    """Return the tokens of an answer. Raises `InputError` if it is one token, but for its missing space."""
-    ids = tuple(model.continuation(text, prompt))
-    lacks_space = len(ids) > 1 and len(model.continuation(f" {text}", prompt)) == 1
-    return (model.token_id(text, role, prompt),) if not ids or lacks_space else ids
+    """Return the tokens of an answer. Raises `InputError` if it has none."""
+    return tuple(model.continuation(text, prompt)) or (model.token_id(text, role, prompt),)
 
 
 def _say_which(model: Model, named: dict[str, str], shared: Sequence[int], chosen: Sequence[str]) -> None:
@@ -312,9 +297,6 @@ def rows_of(
     if len(prompts) == 1:
         note_ending(model, prompts[0])
         note_special(model, prompts[0])
-        for answer in (target[0], contrast[0]):
-            if isinstance(answer, str) and model.task.is_causal:
-                note_space(model, prompts[0], answer)
     rows = zip(prompts, target, contrast, phrases, prefix, position, map(tuple, others), strict=True)
     return [_row(model, *row) for row in rows], is_single
 
@@ -330,6 +312,7 @@ def _row(
     compared: tuple[Prompt, ...],
 ) -> PromptRequest:
     """Return the request of one prompt; of answers of several tokens, for the first one in which they differ."""
+    target, contrast, phrase = (likelier_form(model, prompt, answer, position) for answer in (target, contrast, phrase))
     if phrase is None and position is None:
         prompt, target, contrast, others = at_first_difference(model, prompt, target, contrast, list(compared) or None)
         compared = tuple(others or ())
@@ -384,7 +367,7 @@ def row_of_answer(
     if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):
         contrast = f" {contrast}"  # a span is found without its space too
     against = (contrast,) if isinstance(contrast, int) else contrast
-    contrast_phrase = None if against is None else phrase_ids(model, against, read)
+    contrast_phrase = None if against is None else phrase_ids(model, likelier_form(model, read, against), read)
     (others,) = _counterfactuals(counterfactual, 1, True)
     compared = tuple(Prompt(ids=(*model.ids(other), *answer.ids[:start])) for other in others)
     is_phrase = len(explained) > 1 or (contrast_phrase is not None and len(contrast_phrase) > 1)

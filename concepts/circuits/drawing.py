@@ -260,8 +260,9 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
         rows = [(source.id, name_of(graph, source), share) for source, share in shares if share != percent(0)]
         lists["Strongest inputs (share)"] = [*rows, (None, "outside the circuit", percent(hidden))]
     if outgoing:
+        strongest = sorted(outgoing, key=lambda edge: -abs(edge.contribution))[:STRONGEST]
         lists["Strongest outputs (contribution)"] = [
-            (edge.target.id, name_of(graph, edge.target), f"{edge.contribution:+.2f}") for edge in outgoing[:STRONGEST]
+            (edge.target.id, name_of(graph, edge.target), _contribution(edge)) for edge in strongest
         ]
     return {
         "title": name_of(graph, part) if not isinstance(part, Node) else str(part.neuron),
@@ -273,6 +274,11 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
         "lists": lists,
         "acts": isinstance(part, Node),
     }
+
+
+def _contribution(edge: Edge) -> str:
+    unit = "logits" if isinstance(edge.target, AnswerNode) else "activation"
+    return f"{edge.contribution:+.2f} {unit}"
 
 
 def top_sources(graph: Wiring, target: Node | AnswerNode, k: int) -> str:

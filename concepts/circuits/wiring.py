@@ -49,7 +49,7 @@ class Wiring(SavedResult, Tabled):
     saved_groups: tuple[Group, ...] | None = None
     """The groups of a graph that was read from a file."""
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
 
     @property

@@ -107,7 +107,7 @@ def random_nodes(chosen: Tensor, site: str, generator: torch.Generator, layers: 
     return torch.zeros_like(chosen).scatter(-1, draw.topk(most).indices, torch.arange(most) < counts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ablation(InNotebooks):
     """Sufficiency and necessity of a list of nodes, with two controls. They may be below 0 or above 1 (overshoot)."""
 

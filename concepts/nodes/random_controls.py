@@ -22,17 +22,20 @@ RANDOM_DRAWS = 20
 """The random draws of a control: enough for p < 0.05."""
 
 
-def effects_on_answer(effects: Effects, target: TokenScore | None) -> list[float | None]:
-    """Return what each node does to the explained answer: in logits, relative to the other likely tokens; of a phrase,
-    in nats."""
+def effects_on_answer(effects: Effects, relevance: Relevance) -> list[float | None]:
+    """Return what each node does to the explained answer: in logits, to the target minus the contrast, or without one
+    relative to the other likely tokens; of a phrase, in nats."""
     if effects.phrase is not None:
         return effects.phrase.tolist()  # type: ignore[no-any-return]
-    if target is None or target.id not in effects.token_ids:
+    if relevance.target is None:
         return [None] * len(effects.nodes)
-    return effects.matrix[:, effects.token_ids.index(target.id)].tolist()  # type: ignore[no-any-return]
+    values = effects.matrix[:, effects.token_ids.index(relevance.target.id)]
+    if relevance.contrast is not None:
+        values = values - effects.matrix[:, effects.token_ids.index(relevance.contrast.id)]
+    return values.tolist()  # type: ignore[no-any-return]
 
 
-def random_effects(patched: Patched, rows: Sequence[Ranked], target: TokenScore | None, seed: int = 0) -> list[float]:
+def random_effects(patched: Patched, rows: Sequence[Ranked], seed: int = 0) -> list[float]:
     """Return what `RANDOM_DRAWS` random nodes, each of the layer and token of a ranked one, do to the answer."""
     generator, taken = random.Random(seed), {(row.neuron, row.position) for row in rows}
     drawn: list[Ranked] = []
@@ -44,7 +47,7 @@ def random_effects(patched: Patched, rows: Sequence[Ranked], target: TokenScore 
         ]
         free = [neuron for neuron in others if (neuron, row.position) not in taken]
         drawn += [Ranked(neuron, row.position, None, 0.0) for neuron in free[:1]]
-    effects = effects_on_answer(patched.measure(drawn), target) if drawn else []
+    effects = effects_on_answer(patched.measure(drawn), patched.relevance) if drawn else []
     return [effect for effect in effects if effect is not None]
 
 

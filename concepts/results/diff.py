@@ -76,7 +76,7 @@ class Diff(Relevance):
         caused = sum(float(change.caused.sum(dtype=torch.float64)) for change in changes)
         return cls(**{**vars(relevance), "sums": replace(relevance.sums, weights=caused)}, changes=changes)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"<Diff of {self.total:.3f} logits for {self.target_text!r}, {self.caused_total:.3f} caused by weights>"
 
     @property

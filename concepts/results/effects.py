@@ -50,13 +50,13 @@ class Node:
     """(1,), or (head width,) of a head."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Effects(SavedResult, Tabled):
     """What each of N nodes does to the W likely next tokens of a prompt."""
 
     nodes: tuple[Ranked, ...]
     token_ids: tuple[int, ...]
-    """(W,) the likely tokens, or the labels, the most probable in any of the prompts first."""
+    """(W,) the likely tokens, or the labels, the most probable in any of the prompts first; and target and contrast."""
     tokens: tuple[str, ...]
     matrix: Tensor
     """(N, W) effects in logits, less their mean over the likely tokens."""
@@ -122,12 +122,15 @@ class Patched:
 
     @cached_property
     def token_ids(self) -> list[int]:
-        """The likely tokens, the most probable in any of the prompts first."""
+        """The likely tokens, the most probable in any of the prompts first, and then target and contrast, if they are
+        not among them."""
         if self._prompt_logits is None:
             self._prompt_logits = self._pass([[]], 0)[0][0]
         with self.model.lock, torch.no_grad():
             others = [self.model.logits(row.batch, row.all_positions)[0, 0] for row in self._counterfactuals()]
-        return likely_ids(torch.stack([x.float().cpu() for x in (self._prompt_logits, *others)]))
+        likely = likely_ids(torch.stack([x.float().cpu() for x in (self._prompt_logits, *others)]))
+        explained = (answer.id for answer in (self.relevance.target, self.relevance.contrast) if answer)
+        return list(dict.fromkeys([*likely, *explained]))
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class Relevance(SavedResult, Tabled):
             return "rules at modules: with every operation looked up, another pass of this kind gave the same"
         return "operations without a rule took their gradient" if self.missing_rules else "every operation looked up"
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         against = f" against {self.contrast_text!r}" if self.contrast_text else ""
         counterfactual = f" counterfactual {self.counterfactual.texts[0]}" if self.counterfactual else ""
         shapes = ", ".join(f"{site} {tuple(x.shape)}" for site, x in self.neurons.relevance.items())

@@ -51,7 +51,7 @@ UNEQUAL = {"cut": "the prompts have unequal numbers of tokens", "last token": "t
 class Task(TaskRecord):
     """What the stages of many pairs of prompts share."""
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return "\n".join(map(str, task_sentences.task_lines(self)))
 
     def _repr_html_(self) -> str:

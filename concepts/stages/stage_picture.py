@@ -13,7 +13,7 @@ from icebear.concepts.stages import stage_sentences
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stage_sentences import percent, probability_text, random_swaps_texts, summary, swap_text
 from icebear.records import Neuron
-from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render, visible
+from icebear.render import NEGATIVE, POSITIVE, as_word, hexadecimal, render
 
 WIDTH = 900
 """The width of the picture, in pixels; a page scales it to its column."""
@@ -98,7 +98,7 @@ def columns(stages: StageRecord) -> list[Column]:
 
 
 def _short(token: str) -> str:
-    text = visible(token.strip() or token)
+    text = as_word(token)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 

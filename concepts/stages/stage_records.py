@@ -127,7 +127,7 @@ class StageShares(SavedResult, InNotebooks):
     prompt: Answers
     counterfactual: Answers
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         numbers = "" if self.alone is None else f": {self.alone:.0%} alone [random {self.random:.0%}]"
         lost = "" if self.without is None else f", {self.without:.0%} lost without them"
         return f"{len(self.heads)} heads and {len(self.neurons)} FFN neurons{numbers}{lost}"

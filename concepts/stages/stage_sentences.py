@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from icebear.concepts.stages.stage_records import OVERSHOOT, SMALL
 from icebear.lines import Line
 from icebear.models.loading.presets import model_option
-from icebear.render import characters
+from icebear.render import characters, quoted
 
 if TYPE_CHECKING:
     from icebear.concepts.stages.stage_records import Answers, Control, StageRecord, StageShares, Swap, WholePart
@@ -50,8 +50,8 @@ FETCHED = 0.2
 
 
 def question(stages: StageRecord) -> str:
-    against = f", not {stages.contrast.text!r}" if stages.contrast else ""
-    return f"Why {stages.target.text!r}{against}?"
+    against = f", not {quoted(stages.contrast.text)}" if stages.contrast else ""
+    return f"Why {quoted(stages.target.text)}{against}?"
 
 
 def answer_lines(stages: StageRecord) -> list[str]:
@@ -82,7 +82,7 @@ def _probabilities(stages: StageRecord, answers: Answers) -> str:
         (token.text, p) for token, p in zip(tokens, (answers.target, answers.contrast), strict=False) if p is not None
     ]
     known.sort(key=lambda pair: -pair[1])
-    shown = ", ".join(f"{text!r} {p:.2f}" for text, p in known)
+    shown = ", ".join(f"{quoted(text)} {p:.2f}" for text, p in known)
     number = f"{answers.number:+.1f} logits"
     return f"{shown}   ({number})" if shown else number
 
@@ -177,7 +177,7 @@ def _turn(stages: StageRecord, swap: Swap) -> str:
     known = [(t.text, a, b) for t, a, b in rows if t is not None and a is not None and b is not None]
     text, before, after = max(known, key=lambda row: abs(row[1] - row[2]) / (1 + (row is not known[0])))
     verb = "falls" if after < before else "rises"
-    return f"{text!r} {verb} from {probability_text(before)} to {probability_text(after)}"
+    return f"{quoted(text)} {verb} from {probability_text(before)} to {probability_text(after)}"
 
 
 def _is_single(stages: StageShares) -> bool:
@@ -344,7 +344,7 @@ def changes_text(stages: StageRecord, swap: Swap) -> str:
     """Return the probabilities of the target and the contrast before and after a swap."""
     tokens = [stages.target, *([stages.contrast] if stages.contrast else [])]
     changes = [
-        f"{token.text!r} {probability_text(before)} -> {probability_text(after)}"
+        f"{quoted(token.text)} {probability_text(before)} -> {probability_text(after)}"
         for token, before, after in zip(tokens, swap.before, swap.after, strict=False)
         if before is not None and after is not None
     ]
@@ -364,7 +364,9 @@ def random_swaps_texts(stages: StageRecord) -> list[str]:
     ranges = []
     for token, column in zip(tokens, zip(*(swap.after for swap in stages.random_swaps), strict=True), strict=False):
         known = [probability for probability in column if probability is not None]
-        ranges += [f"{token.text!r} {probability_text(min(known))} to {probability_text(max(known))}"] if known else []
+        ranges += (
+            [f"{quoted(token.text)} {probability_text(min(known))} to {probability_text(max(known))}"] if known else []
+        )
     return [f"[{len(stages.random_swaps)} random other heads, one at a time: {', '.join(ranges)}]"]
 
 

@@ -26,13 +26,13 @@ from icebear.concepts.stages.stage_records import StageRecord, StageShares
 from icebear.concepts.stages.stage_sentences import question, stage_lines
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import Objective, Token, joint_objective, request_of
+from icebear.models.objective import Objective, Token, joint_objective, likelier_form, request_of
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts
 from icebear.paths import write_file
 from icebear.records import Neuron
 from icebear.render import page
 from icebear.steps import OnProgress, unwatched
-from icebear.values import typed
+from icebear.values import shown, typed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,7 +43,7 @@ class Stages(StageRecord):
     pairs: tuple[Objective, ...] = ()
     """The prompt with each counterfactual."""
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return "\n".join(map(str, stage_lines(self)))
 
     def _repr_html_(self) -> str:
@@ -111,7 +111,8 @@ class Stages(StageRecord):
             raise InputError("These stages have no heads that could be measured on other prompts.")
         target = self.target.id if target is None else target
         contrast = self.contrast.id if contrast is None and self.contrast else contrast
-        measured = Measured(self.model, [patched_pair(self.model, prompt, counterfactual, target, contrast)])
+        answers = (likelier_form(self.model, prompt, answer) for answer in (target, contrast))
+        measured = Measured(self.model, [patched_pair(self.model, prompt, counterfactual, *answers)])
         if measured.kind != self.kind:
             raise InputError(
                 "The two prompts must have equally many tokens and end with the same one; choose another pair."
@@ -196,6 +197,11 @@ def stages(
     Causal traces: Meng et al. 2022, arXiv 2202.05262. Path patching: Wang et al. 2022, arXiv 2211.00593. Sets of nodes
     that suffice alone: Marks et al. 2024, arXiv 2403.19647; Mueller et al. 2025 (MIB), arXiv 2504.13151.
     """
+    if counterfactual is None and isinstance(target, str) and len(model.continuation(target, prompt)) > 1:
+        raise InputError(
+            f"stages reads {shown(target)} as target, the token that is explained, and has no counterfactual; pass the "
+            "prompt to compare with as counterfactual=..."
+        )
     relevance = attribute(model, prompt, target, contrast, counterfactual=counterfactual, sites=stage_sites(model))
     return stages_of(model, relevance, on_progress)
 

@@ -21,7 +21,7 @@ Span = tuple[int, int] | str
 """Tokens [start, stop) of an answer, or a phrase of it; ``3:5`` means tokens unless it is a phrase."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer(InNotebooks):
     """The answer of a model to a prompt or a chat."""
 

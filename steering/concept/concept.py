@@ -26,7 +26,7 @@ from icebear.steering.concept.detectors import (
 )
 from icebear.steering.concept.reading import counts, read
 from icebear.steering.concept.texts import ConceptTexts
-from icebear.steering.provenance import score_of
+from icebear.steering.provenance import chosen_by_words, score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
 from icebear.steps import OnProgress, unwatched
 from icebear.values import POSITIVE, one_of, real, several, text_of, typed
@@ -71,7 +71,7 @@ class ControlDetector:
     vectors: tuple[ConceptVector, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Concept(Saved, Tabled):
     """A latent concept: a weighted set of neurons, which can be measured in a text and steered.
 
@@ -105,7 +105,9 @@ class Concept(Saved, Tabled):
         if tested is None:
             return f"{count}; not measured on other texts"
         held = f"{tested.positive} and {tested.negative}"
-        return f"{count}; AUROC {tested.auroc:.2f} on {held} other texts with it and without (chance 0.5)"
+        score = f"{count}; AUROC {tested.auroc:.2f} on {held} other texts with it and without (chance 0.5)"
+        circular = chosen_by_words(self.provenance)
+        return f"{score}. {circular}" if circular else score
 
     def __mul__(self, weight: float) -> Concept:
         """Multiply the weight of each neuron."""

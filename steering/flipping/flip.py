@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.request import note_space
 from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import likely_ids
@@ -28,6 +27,7 @@ from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
+from icebear.models.objective import likelier_form
 from icebear.models.text.prompts import PromptLike, prompt_json, prompt_line
 from icebear.recipe import Recipe
 from icebear.records import Neuron
@@ -211,8 +211,6 @@ def flip_by(request: FlipRequest) -> Recipe:
     """Return the recipe of `flip`."""
     model, prompt, store = request.model, request.prompt, request.store
     wanted = _wanted(request)
-    if isinstance(request.to, str) and model.task.generates:
-        note_space(model, prompt, request.to)
     if store:
         store.check(model.fingerprint, model.name)
     state = _start(request, wanted)
@@ -262,7 +260,10 @@ def _wanted(request: FlipRequest) -> tuple[int, ...] | None:
         check_int(request.top_k, "top_k", 1, model.output_size - 1)
     if request.source is not None and model.ids(request.source) == model.ids(request.prompt):
         raise InputError("The source prompt equals the prompt; give another source prompt.")
-    return None if suppress is True else wanted_ids(model, to if to is not None else suppress, request.prompt)
+    if suppress is True:
+        return None
+    answer = likelier_form(model, request.prompt, to if to is not None else suppress)
+    return wanted_ids(model, answer, request.prompt)
 
 
 def _start(request: FlipRequest, wanted: tuple[int, ...] | None) -> SearchState:

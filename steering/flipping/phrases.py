@@ -53,11 +53,3 @@ def phrase_probability(
     """Return the probability of a phrase: the product over its tokens."""
     logs = phrase_logits(model, edits, prompt, phrase).log_softmax(-1)
     return logs[range(len(phrase)), list(phrase)].sum().exp().item()
-
-
-def likelier_form(model: Model, prompt: PromptLike, word: str) -> str:
-    """Return a word with a space before it, if that is more probable after the prompt."""
-    if model.labels or not word.strip() or word[0].isspace():
-        return word
-    forms = (word, f" {word}")
-    return max(forms, key=lambda text: phrase_probability(model, [], prompt, wanted_ids(model, text, prompt)))

@@ -84,7 +84,7 @@ class Rate:
     negatives: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Monitor(Saved):
     """A concept's detector with a threshold of a known false positive rate.
 

@@ -16,7 +16,7 @@ from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
 from icebear.app.cli.tables.nodes import Words, ablation_table, nodes_table
 from icebear.explanation.sentences import lines, through_text
 from icebear.lines import WIDTH, Line
-from icebear.render import normalized, visible
+from icebear.render import normalized, quoted, visible
 
 if TYPE_CHECKING:
     import icebear
@@ -65,9 +65,9 @@ def relevance_report(
 ) -> Group:
     """The prediction and its relevance by token, by `units` or by image patch. positions: of the tokens in the picture;
     by default all."""
-    head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
+    head = Text.assemble("Why ", (quoted(relevance.target_text), "bold"))
     if relevance.contrast_text:
-        head.append(f", not {relevance.contrast_text!r}")
+        head.append(f", not {quoted(relevance.contrast_text)}")
     head.append(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")
     tokens, compared = relevance.predictions[:5], relevance.counterfactual
     if compared and compared.model and not relevance.tokens.any():

@@ -33,7 +33,9 @@ def shade(share: float) -> Style:
 def heatmap(tokens: Sequence[str], values: list[float], gray: Sequence[int] = ()) -> Text:
     """Tokens on the colors of their values, those at `gray` positions without one."""
     parts = enumerate(zip(tokens, normalized(values, set(gray)), strict=True))
-    return Text.assemble(*((visible(token), "dim" if at in gray else shade(share)) for at, (token, share) in parts))
+    return Text.assemble(
+        *((token and visible(token), "dim" if at in gray else shade(share)) for at, (token, share) in parts)
+    )
 
 
 def listed(tokens: Sequence[TokenScore]) -> str:

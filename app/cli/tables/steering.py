@@ -17,7 +17,7 @@ from icebear.edits import Edit
 from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
 from icebear.render import visible
-from icebear.steering.provenance import FlipRecord, Outcome, score_of
+from icebear.steering.provenance import FlipRecord, Outcome, chosen_by_words, score_of
 
 if TYPE_CHECKING:
     import icebear
@@ -197,6 +197,7 @@ def provenance_lines(concept: icebear.Concept) -> list[str]:
         f"AUROC {score.auroc:.3f} ± {score.error:.3f} on {score.positive} positive / {score.negative} negative "
         f"test texts (chance 0.5)",
     ]
+    lines += filter(None, [chosen_by_words(record)])
     match record:
         case {"examples": int() as examples, "others": int() as others, "path": [*path], "universal": [*universal]}:
             tried = filter(None, map(_tried, path))

@@ -9,6 +9,7 @@ import click
 import icebear
 from icebear.app.cli.options import ModelOptions, PromptOptions, option, record, verb
 from icebear.app.cli.output import show
+from icebear.app.cli.progress import waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.edits import parse_edits
 
@@ -33,12 +34,16 @@ class Options:
 @verb(Options)
 def steer(options: Options) -> None:
     """Generate text after PROMPT, once without and once with edited neurons, and show the likely next tokens of both.
+    The control makes the same edits in random other neurons.
 
     Example:
-      icebear steer "The ice bear lives in the" --edit "L29.ffn.860=-20" --max-new-tokens 10
+      icebear steer "My friend lost" --edit "L21.ffn.780+5" --max-new-tokens 12
     """
+    from rich.text import Text
+
     from icebear.app.cli.tables.steering import comparison_table
     from icebear.steering.comparison import compare
+    from icebear.steering.outcome import outcome_of_steering
 
     if bool(options.edit) == bool(options.recipe):
         raise click.UsageError("Give either --edit (repeatable) or --recipe.")
@@ -48,4 +53,7 @@ def steer(options: Options) -> None:
     with store_if_any(options.store, model) as store:  # it knows max and std, for edits in those units
         statistic = store.neurons.statistic if store else None
         result = compare(model, prompt, edits, options.max_new_tokens, statistic, options.temperature, options.seed)
-    show(options.json, result.to_dict(), comparison_table(result))
+        with waiting("Measuring random edits"):
+            outcome = outcome_of_steering(model, prompt, edits, statistic)
+    document = {**result.to_dict(), "control": outcome.to_dict()["control"]}
+    show(options.json, document, comparison_table(result), Text(outcome.control_text))

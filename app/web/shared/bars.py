@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from icebear.render import visible
+from icebear.render import as_word
 from icebear.steering.provenance import number_text
 
 BARS = Markup("""<style>
@@ -52,7 +52,7 @@ def word_bars(columns: Mapping[str, Mapping[str, float]]) -> Markup:
     """Return numbers of words as bars; all but those with edits are controls. columns: its name -> word -> number."""
     words = dict.fromkeys(word for numbers in columns.values() for word in numbers)
     rows = [
-        Bar(f"{visible(word.strip() or word)} {name}", numbers[word], number_text(numbers[word]), name != "with edits")
+        Bar(f"{as_word(word)} {name}", numbers[word], number_text(numbers[word]), name != "with edits")
         for word in words
         for name, numbers in columns.items()
     ]

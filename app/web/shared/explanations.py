@@ -16,11 +16,11 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.explanation.explanation import Explanation, saved_stages
 from icebear.explanation.saved import SavedExplanation
+from icebear.models.objective import likelier_form
 from icebear.models.text.answer import Answer, answer_of
 from icebear.models.text.chat import Chat
 from icebear.models.text.prompts import PromptLike
 from icebear.records import TokenScore
-from icebear.steering.flipping.phrases import likelier_form
 
 DEFAULT = "default"
 """AttnLRP; with a counterfactual, difference rules."""

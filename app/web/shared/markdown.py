@@ -10,7 +10,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.models.text.chat import Chat
-from icebear.render import visible
+from icebear.render import PART, visible
 
 if TYPE_CHECKING:
     from icebear.concepts.results.result import Relevance
@@ -45,7 +45,7 @@ def target_label(relevance: Relevance) -> str:
 
 def plain(text: str) -> str:
     """Escape a text that Streamlit would read as Markdown."""
-    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text.replace("\n", " "))
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text.replace("\n", " ").replace("\ufffd", PART))
 
 
 def message(error: object) -> str:

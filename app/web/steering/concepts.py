@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,7 @@ from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import find_concept
 from icebear.steering.concept.texts import FEWEST
 from icebear.steering.outcome import CONCEPT_TOKENS, steer_concept
-from icebear.steering.provenance import Outcome, score_of
+from icebear.steering.provenance import Outcome, chosen_by_words, score_of
 from icebear.steering.side_effects import HeldOutContexts
 
 LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -129,18 +130,26 @@ def _from_words() -> None:
         st.session_state["trouble"] = str(error)
         return
     lists = {"concept_with": "\n".join(having), "concept_without": "\n".join(lacking)}
-    st.session_state.update(lists, concept_name=words.split()[0])
+    name = name_of(words)
+    st.session_state.update(lists, concept_name=name)
     if min(len(having), len(lacking)) >= FEWEST:
-        _find(having, lacking, words.split()[0], st.session_state["concept_most"])
+        _find(having, lacking, name, st.session_state["concept_most"], words)
     else:
         st.session_state["trouble"] = f"The index has {len(having)} sentences with these words; add words or examples."
 
 
-def _find(positive: list[str], negative: list[str], name: str, most: int) -> None:
+def name_of(words: str) -> str:
+    """Return the name of the concept of these words: the first one, without a comma."""
+    return next(filter(None, re.split(r"[\s,;]+", words)), "my concept")
+
+
+def _find(positive: list[str], negative: list[str], name: str, most: int, words: str = "") -> None:
+    """Start to find a concept. words: by which the examples were chosen."""
     loading = jobs.loading()
 
     def work(job: Job) -> Concept:
-        return find_concept(loading.outcome(), positive, negative, name, max_neurons=most, on_progress=job.step)
+        result = find_concept(loading.outcome(), positive, negative, name, max_neurons=most, on_progress=job.step)
+        return replace(result, provenance={**result.provenance, "chosen_by_words": words}) if words else result
 
     st.session_state["finding"] = Job("Reading the examples", work)
 
@@ -220,9 +229,10 @@ def _verdict(concept: Concept) -> bool:
         st.markdown(headline)
         st.caption("Not tested on held-out texts.")
         return True
+    circular = chosen_by_words(concept.provenance)
     text = (
         f"AUROC {score.auroc:.2f} on {score.positive} positive and {score.negative} negative held-out texts; chance is "
-        f"0.50, and 95 % of random guesses stay below {min(score.by_chance, 1):.2f}."
+        f"0.50, and 95 % of random guesses stay below {min(score.by_chance, 1):.2f}. {circular}"
     )
     if score.auroc < score.by_chance:
         st.error(

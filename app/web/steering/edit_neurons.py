@@ -134,8 +134,10 @@ def _about(edit: Edit) -> str:
 
 
 def _strength(edits: list[Edit], number: int) -> None:
-    """Draw the slider of an edit's share; each move is shown at once."""
+    """Draw the slider of an edit: of what is added, in either direction; else of its share."""
     edit = edits[number]
+    if edit.op == "add":
+        return _added(edits, number)
     key = f"share {number} {replace(edit, share=1.0)}"
     st.session_state[key] = round(100 * edit.share)
 
@@ -147,6 +149,30 @@ def _strength(edits: list[Edit], number: int) -> None:
         0,
         100,
         step=5,
+        format="%d %%",
+        key=key,
+        on_change=change,
+        width=240,
+        label_visibility="collapsed",
+    )
+
+
+def _added(edits: list[Edit], number: int) -> None:
+    edit = edits[number]
+    value, unit = edit.value * edit.share, edit.unit or "activation"
+    key = f"added {number} {replace(edit, value=1.0, share=1.0)}"
+    largest = max(RANGES[edit.unit], abs(value))
+    st.session_state[key] = value
+
+    def change() -> None:
+        _write(edits, number, replace(edit, value=st.session_state[key], share=1.0))
+
+    st.slider(
+        f"Added to {edit.neuron}, in {unit}",
+        -largest,
+        largest,
+        step=largest / 120,
+        format=f"%+.3g {unit}",
         key=key,
         on_change=change,
         width=240,

@@ -22,7 +22,6 @@ from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import RandomControl
 from icebear.steering.flipping.flip import flip
-from icebear.steering.flipping.phrases import likelier_form
 from icebear.steering.outcome import outcomes
 from icebear.steering.provenance import FlipRecord, Outcome
 
@@ -88,7 +87,7 @@ def _searched(
         job.step(SEARCH * done, total)
 
     read = markdown.read_prompt(source) if source else None
-    return flip(model, prompt, likelier_form(model, prompt, to), read, most, on_progress=step, unbounded=unbounded)
+    return flip(model, prompt, to, read, most, on_progress=step, unbounded=unbounded)
 
 
 def _measured(job: Job, model: Model, recipe: Recipe) -> Recipe:

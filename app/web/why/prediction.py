@@ -23,7 +23,7 @@ from icebear.explanation.saved import SavedExplanation
 from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
 from icebear.records import Neuron
-from icebear.render import PART, heatmap, linked, visible
+from icebear.render import PART, as_word, heatmap, linked
 
 SWITCHES = 6
 """The largest number of heads with a switch, those that were found first."""
@@ -108,7 +108,7 @@ def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | N
     if not contrast:
         st.caption("To make the model say another word, choose it under “Rather than”.")
         return
-    word = markdown.plain(contrast.strip() or contrast)
+    word = markdown.plain(as_word(contrast))
     again = partial(st.session_state.pop, "flip_of", None)  # after Stop
     if not links.bound(st.toggle, f"Make it say {word}", "switch", on_change=again):
         return
@@ -136,9 +136,7 @@ def _folded(request: Request) -> DeltaGenerator | None:
 
 def _head(explanation: SavedExplanation) -> None:
     """Show the prompt with its answer."""
-    target, contrast = (
-        visible((word or "").strip() or word or "") for word in (explanation.target, explanation.contrast)
-    )
+    target, contrast = (as_word(word) if word else "" for word in (explanation.target, explanation.contrast))
     rather = RATHER.format(contrast) if explanation.contrast else ""
     tokens = heatmap(
         list(explanation.tokens),
