@@ -81,7 +81,7 @@ def _accounting(relevance: Relevance) -> str:
         listed = f"The {patch if len(words) == 1 else patches} {listed} (row,column)"
     explained = "the difference" if compared else f"the relevance of the {patches}"
     much = f"{share:.0%} of {explained}" if share < NEARLY_ALL else f"all of {explained}"
-    much += ", and others work against it" * (share > ALL)
+    much += ", and others work against the answer" * (share > ALL)
     return f"{listed} account{'s' if len(words) == 1 else ''} for {much}."
 
 
@@ -132,8 +132,8 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     nodes = [] if explanation.random_effects else [_node(node) for node in explanation.nodes]
     exchanged = explanation.what_if
     after = [
-        Line(tokens_sentence(explanation.relevance)),
         *(exchange_lines(exchanged) if exchanged else []),
+        Line(tokens_sentence(explanation.relevance)),
         *effect_lines(explanation),
         *nodes,
         Line(""),
@@ -163,22 +163,21 @@ def exchange_lines(exchanged: WhatIf) -> list[Line]:
     """Return the table of exchanges with its control."""
     if not exchanged.exchanges:
         return []
-    lines = [Line("")]
-    word, instead, answer = (
-        max(len(text(row)) for row in exchanged.shown)
-        for text in (lambda x: x.word, lambda x: x.instead, lambda x: repr(x.answer))
-    )
+    rows = [(row.word, row.instead, repr(row.answer)) for row in exchanged.shown]
+    word, instead, answer = (max(map(len, column)) for column in zip(*rows, ("word", "instead", "then"), strict=True))
+    lines = [Line(f"   {'word':{word}}    {'instead':{instead}}  {'then':{answer}}       change", "dim", wraps=False)]
     for number, row in enumerate(exchanged.shown, 1):
         probable = f"{row.answer!r:{answer}} {row.probability:.2f}"
         text = f" {number} {row.word:{word}} -> {row.instead:{instead}}  {probable}  {row.change:+.1f}"
         lines += [Line(text, wraps=False), Line(f"     {exchanged.command(row)}", "dim", indent=5)]
-    return [*lines, Line(f"   {control_text(exchanged)}")]
+    return [*lines, Line(f"   {control_text(exchanged)}"), Line("")]
 
 
 def control_text(exchanged: WhatIf) -> str:
     """Say what the change of an exchange is, and its control."""
     low, high = exchanged.control or (0.0, 0.0)
-    control = f"exchanges of all other words: {low:+.1f} to {high:+.1f}" if exchanged.control else "too few other words"
+    others = f"exchanges of all other words: {low:+.1f} to {high:+.1f}"
+    control = others if exchanged.control else "no control: too few other words can be exchanged"
     return f"(change of the log-odds of {quoted(exchanged.explained.text)}, in nats) [{control}]"
 
 
@@ -279,13 +278,20 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
     if begun := word_sentence(exchanged):
         predicted[1:1] = [Line(begun)]
     if exchanged and exchanged.explained_after:
-        begins = "with which the answer begins" if exchanged.answer else "which is the likeliest beginning"
-        predicted[1:1] = [Line(f"Explained after {quoted(exchanged.explained_after)}, {begins}.")]
+        predicted[1:1] = [Line(_after_sentence(exchanged))]
     predicted += [Line(str(exchanged), "bold")] if exchanged else []
     if compared and compared.predictions:
         where = "in" if relevance.image else "after"
         predicted.append(Line(f"Counterfactual: {_listed(compared.predictions)}, {where} {compared.texts[0]}"))
     return predicted
+
+
+def _after_sentence(exchanged: WhatIf) -> str:
+    """Say after which tokens the explained word comes."""
+    after = quoted(exchanged.explained_after)
+    if exchanged.answer:
+        return f"Explained after {after}, with which the answer begins."
+    return f"{after}, the likeliest, was added to the prompt; the likeliest content word after it is explained."
 
 
 def _listed(tokens: tuple[TokenScore, ...]) -> str:

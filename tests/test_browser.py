@@ -276,7 +276,7 @@ def test_text_stays_text_everywhere(chromium, tiny_folder, tmp_path):
         assert "**bold** ![p](http://localhost/x.png)" in shown
         text = quote(" ".join(NASTY))
         open_view(page, address, f"?prompt={text}&counterfactual={text.replace('bears', 'bearz')}&contrast=D")
-        page.locator(".place td").first.wait_for(timeout=60_000)
+        page.locator(".place p").first.wait_for(timeout=60_000)
         harmless()
         for query in ("?prompt", "circuit?prompt", "steer?prompt", "neurons?text", "neurons?neuron"):
             open_view(page, address, f"{query}={text}")

@@ -11,7 +11,6 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 
 from icebear import Model, attribute, flip, load_model
 from icebear.app.cli.main import main
-from icebear.errors import InputError
 from icebear.evaluation import groundtruth
 from icebear.evaluation.flips import FlipPair, flips
 
@@ -83,8 +82,7 @@ def test_a_target_is_what_follows_the_prompt(mistral, folder):
     whole = attribute(mistral, "The ice bear", target_text=" lives in", sites=())
     assert whole.target_text == " lives in"
     assert len(whole.tokens) == len(ids) + 1
-    with pytest.raises(InputError, match="' desert'"):
-        attribute(mistral, PROMPT, "desert")
+    assert attribute(mistral, PROMPT, "desert", sites=()).target.text == " desert"  # the likelier of both
     words = ["explain", PROMPT, "--target", " desert", "--model", str(folder), "--json"]
     done = CliRunner().invoke(main, words)
     assert json.loads(done.stdout)["target"]["text"] == " desert", done.stderr

@@ -14,5 +14,5 @@ from icebear.render import PART
 class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            text = segment.text if segment.control else segment.text.translate(PICTURES).replace("\ufffd", PART)
+            text = segment.text if segment.control else segment.text.replace("\ufffd", PART).translate(PICTURES)
             yield segment._replace(text=text)

@@ -5,7 +5,7 @@
 2. Each of the content words of the prompt, or of the last message of a chat's user, is exchanged for at most five
    others (`candidates_for`); all are read.
 3. The change of an exchange is the log-odds of the explained word after it, less those before it, in nats.
-4. The table has the three words with the largest median change, each with the two exchanges that change most. The range
+4. The table has the three words with the lowest median change, each with its two lowest changes. The range
    of the changes of all other words is its control.
 5. A comparison is an exchange by which the explained word loses, and which a person could have made
    (`icebear.concepts.answers.comparisons`).
@@ -194,12 +194,19 @@ class WhatIf(InNotebooks):
         if not self.matters:
             answer = quoted(self.explained.text)
             return f"No single word matters: none of {len(self.exchanges)} exchanges changes {answer} by a nat or more."
-        most = self.exchanges[0]
+        if all(exchange.change > -ONE_NAT for exchange in self.exchanges):
+            gain = max(self.exchanges, key=lambda exchange: exchange.change)
+            return (
+                f"No other word makes {self.explained.text!r} a nat less likely; with {gain.instead!r} instead of "
+                f"{gain.word!r} it becomes likelier (change {gain.change:+.1f} nats)."
+            )
+        (most, *others), count = self.words[0], len(self.words[0])
+        change = f"{median(row.change for row in self.words[0]):+.1f} nats"
+        several = f"{count} other words there change it by {change} in the median"
+        changes = several if others else f"another word there changes it by {change}"
         verb = "stays" if most.answer == self.explained.text else "is"
-        return (
-            f"The answer hangs most on {most.word!r}: with {most.instead!r} instead, {most.answer!r} {verb} the "
-            f"likeliest word (change {most.change:+.1f} nats)."
-        )
+        example = f"with {most.instead!r}, {most.answer!r} {verb} the likeliest"
+        return f"The answer hangs most on {most.word!r}: {changes}; {example}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as JSON-ready data."""
@@ -470,11 +477,11 @@ def _contrast(model: Model, answer: LikelyWord, compared: Compared) -> tuple[int
 
 
 def _ordered(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """Sort by the median change of the word, and by the change."""
+    """Sort by the median change of the word, and by the change; those by which the explained word loses most first."""
     changes: dict[int, list[float]] = {}
     for exchange in exchanges:
-        changes.setdefault(exchange.position, []).append(abs(exchange.change))
-    return sorted(exchanges, key=lambda x: (-median(changes[x.position]), x.position, -abs(x.change)))
+        changes.setdefault(exchange.position, []).append(exchange.change)
+    return sorted(exchanges, key=lambda x: (median(changes[x.position]), x.position, x.change))
 
 
 def log_odds(logits: Tensor, token: int) -> float:

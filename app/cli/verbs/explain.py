@@ -72,10 +72,9 @@ def explain(options: Options) -> None:
     """Explain the prediction after PROMPT.
 
     With --counterfactual, or one that icebear finds for a PROMPT alone, show how the answer is computed: the tokens
-    that are read, the heads that move their information to the last token, and the neurons that write the answer; with
-    --file, what many pairs share. Without it, show the tokens and neurons that contributed. With --base-model, show
-    which weights caused the difference. With --chat, explain the first content word of the answer that
-    the question does not have; with --span, others.
+    that are read, the heads that move their information, and the neurons that write it; with --file, what many pairs
+    share. Without it, show the tokens and neurons that contributed; with --base-model, the changed weights. With
+    --chat or --span, explain words of the answer.
 
     Example:
       icebear explain "The capital of France is" --counterfactual "The capital of Japan is"

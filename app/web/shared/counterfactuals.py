@@ -100,7 +100,11 @@ def show_choice(prompt: str, counterfactual: str | None) -> None:
     if begun := word_sentence(exchanged):
         st.caption(markdown.plain(begun))
     if exchanged.explained_after and prompt == f"{exchanged.prompt}{exchanged.explained_after}":
-        st.caption(markdown.plain(f"{exchanged.explained_after!r} was added: a content word comes after it."))
+        st.caption(
+            markdown.plain(
+                f"{exchanged.explained_after!r}, the likeliest, was added to the prompt; a content word comes after it."
+            )
+        )
     others = [row for row in exchanged.comparisons if row.text + exchanged.explained_after != counterfactual]
     if others and len(others) < len(exchanged.comparisons):
         with st.container(horizontal=True, vertical_alignment="center"):
