@@ -65,7 +65,8 @@ def test_json_on_every_verb_that_prints_a_result(tiny_folder):
     assert facts["family"] == "llama"
     assert [preset["name"] for preset in facts["presets"] if preset["cached"]]
     data = json.loads(run("steer", PROMPT, "--recipe", str(EXAMPLE_RECIPE), "--max-new-tokens", "5", "--json"))
-    assert len(data["control"]["drawn"]) == 20
+    assert data["control"]["draws"] >= 3
+    assert data["control"]["verdict"]
     assert data["plain"]["first_token"] == " Arctic"
     assert data["steered"]["first_token"] == " desert"
     assert data["steered"]["text"].startswith(" desert")
