@@ -127,8 +127,8 @@ def empty_shares(ablations: Sequence[Ablation]) -> dict[str, float]:
 def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     """Return the lines before and after the tokens of the prompt; an answer with stages has only theirs."""
     if explanation.stages:
-        begun = word_sentence(explanation.what_if)
-        return [*([Line(begun)] if begun else []), *stage_lines(explanation.stages, stage_notes(explanation))], []
+        screen_of_stages = stage_lines(explanation.stages, stage_notes(explanation))
+        return [*_word_lines(explanation.what_if), *screen_of_stages], []
     nodes = [] if explanation.random_effects else [_node(node) for node in explanation.nodes]
     exchanged = explanation.what_if
     after = [
@@ -275,15 +275,18 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
     head = Line(f"Why {quoted(relevance.target_text)}{against}?  method: {method}", "bold")
     predicted = [head, Line(f"Predicted: {_listed(relevance.predictions)}")]
     exchanged = explanation.what_if
-    if begun := word_sentence(exchanged):
-        predicted[1:1] = [Line(begun)]
-    if exchanged and exchanged.explained_after:
-        predicted[1:1] = [Line(_after_sentence(exchanged))]
+    predicted[1:1] = _word_lines(exchanged)
     predicted += [Line(str(exchanged), "bold")] if exchanged else []
     if compared and compared.predictions:
         where = "in" if relevance.image else "after"
         predicted.append(Line(f"Counterfactual: {_listed(compared.predictions)}, {where} {compared.texts[0]}"))
     return predicted
+
+
+def _word_lines(exchanged: WhatIf | None) -> list[Line]:
+    """Say after which tokens the explained word comes, and which word it begins."""
+    after = _after_sentence(exchanged) if exchanged and exchanged.explained_after else ""
+    return [Line(text) for text in (after, word_sentence(exchanged)) if text]
 
 
 def _after_sentence(exchanged: WhatIf) -> str:
