@@ -211,7 +211,7 @@ def effects_on(relevance: Relevance) -> str:
 def chosen_sentence(text: str | None, ways: str) -> str:
     """Say which counterfactual icebear chose, if it exchanged a good one. ways: how to have another one, or none."""
     if text is None:
-        return "No comparison exchanged: icebear knows no similar prompt with a clearly different answer."
+        return "icebear chose no comparison: no exchange of a word gives a clearly different answer."
     return f"Compared with {text!r}, chosen by icebear; {ways}."
 
 

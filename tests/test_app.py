@@ -134,7 +134,7 @@ def one(elements, label):
 def numbers(page):
     """The probabilities of the target and the contrast in the picture, where what is switched off has changed them."""
     answers = re.findall(r'<g class="answer">.*?</g>', text(page), re.DOTALL)
-    return re.findall(r'font-weight="600">(.*?)</text>', "".join(answers))
+    return re.findall(r'font-weight="600">.*?→(.*?)</text>', "".join(answers))
 
 
 def test_stages_of_an_own_prompt(environment, smol, few_contexts):
@@ -434,6 +434,8 @@ def test_the_headline_names_a_head_only_where_random_ones_change_less():
         assert leading_swap(other) is None
         assert "L23.head.4" not in headline(other)
     assert headline(replace(stages, alone=None)) == ""
+    assert headline(stages).startswith("Head")
+    assert not headline(replace(stages, reached=False)).startswith("Head")
     spread = replace(stages, neurons=stages.neurons * 20)
     assert str(len(spread.heads) + len(spread.neurons)) in headline(spread)
 
@@ -637,6 +639,18 @@ def test_a_click_on_a_word_offers_its_exchanges_and_ones_own(environment, smol, 
     assert fine(page).get_by_key("counterfactual").value == baker.text
     assert page.get_by_key("contrast").value == baker.likely.token_text
     assert page.session_state["word"] is None
+
+
+def test_what_was_added_to_the_prompt_can_be_taken_back(chosen, monkeypatch):
+    prompt = "The keys of the bear"
+    looked = exchanged(prompt, after=" were")
+    monkeypatch.setattr(what_if, "look_unasked", lambda *arguments: looked)
+    page = fine(visit(prompt=ICE_BEAR))
+    page.get_by_key("prompt").set_value(prompt).run()
+    assert fine(page).get_by_key("prompt").value == f"{prompt} were"
+    page.get_by_key("next_token").click().run()
+    assert fine(page).get_by_key("prompt").value == prompt
+    assert "next_token" not in [button.key for button in page.button]
 
 
 def test_a_word_of_other_length_is_replaced_by_the_nearest_that_fits(smol):

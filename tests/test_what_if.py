@@ -233,6 +233,26 @@ def test_the_next_token_is_explained_as_it_is_where_one_asks_for_it(smol, few_co
     assert document["target"]["text"].isdecimal()
 
 
+def test_the_answer_hangs_on_a_word_only_if_an_exchange_of_it_costs_a_nat(found):
+    """The one whose exchanges cost most in the median; else the largest change is said, or that none is large."""
+
+    def scaled(result, factor):
+        return replace(result, exchanges=tuple(replace(row, change=row.change * factor) for row in result.exchanges))
+
+    for result in found.values():
+        if not result.exchanges:
+            continue
+        loss = -result.exchanges[0].change
+        sentence = str(scaled(result, 1.01 / loss)) if loss > 0 else ""
+        assert (not sentence) or result.exchanges[0].word in sentence
+        if loss > 0:
+            assert str(scaled(result, 1.01 / loss)).startswith("The answer hangs most on")
+            assert not str(scaled(result, 0.99 / loss)).startswith("The answer hangs most on")
+        largest = max(abs(row.change) for row in result.exchanges)
+        assert "No single word matters" in str(scaled(result, 0.99 / largest))
+        assert len(str(result).split()) <= 27  # 25, and words of an answer of two
+
+
 def test_the_screen_has_the_table_with_its_commands(found, few_contexts):
     screen = run("explain", CHEF, "--no-counterfactual")
     assert str(found[CHEF]) in " ".join(screen.split())

@@ -194,18 +194,18 @@ class WhatIf(InNotebooks):
         if not self.matters:
             answer = quoted(self.explained.text)
             return f"No single word matters: none of {len(self.exchanges)} exchanges changes {answer} by a nat or more."
-        if all(exchange.change > -ONE_NAT for exchange in self.exchanges):
-            gain = max(self.exchanges, key=lambda exchange: exchange.change)
-            return (
-                f"No other word makes {self.explained.text!r} a nat less likely; with {gain.instead!r} instead of "
-                f"{gain.word!r} it becomes likelier (change {gain.change:+.1f} nats)."
-            )
         (most, *others), count = self.words[0], len(self.words[0])
+        if most.change > -ONE_NAT:
+            row = max(self.exchanges, key=lambda exchange: abs(exchange.change))
+            return (
+                f"No word is decisive: the largest change of {self.explained.text!r} is {row.change:+.1f} nats, with "
+                f"{row.instead!r} instead of {row.word!r}."
+            )
         change = f"{median(row.change for row in self.words[0]):+.1f} nats"
-        several = f"{count} other words there change it by {change} in the median"
+        several = f"{count} other words there change it by {change} (median)"
         changes = several if others else f"another word there changes it by {change}"
         verb = "stays" if most.answer == self.explained.text else "is"
-        example = f"with {most.instead!r}, {most.answer!r} {verb} the likeliest"
+        example = f"with {most.instead!r}, {most.answer!r} {verb} the likeliest content word"
         return f"The answer hangs most on {most.word!r}: {changes}; {example}."
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from unicodedata import bidirectional
 from markupsafe import Markup
 
 from icebear.concepts.stages import stage_sentences
-from icebear.concepts.stages.stage_records import StageRecord
+from icebear.concepts.stages.stage_records import StageRecord, Swap
 from icebear.concepts.stages.stage_sentences import percent, probability_text, random_swaps_texts, summary, swap_text
 from icebear.records import Neuron
 from icebear.render import NEGATIVE, POSITIVE, as_word, hexadecimal, render
@@ -66,7 +66,8 @@ class Arrow:
 
     name: str
     title: str
-    share: str
+    swapped: str
+    """The probability of the target in the prompt, and when only this head is swapped."""
     source: float
     target: float
     y: float
@@ -149,9 +150,14 @@ def arrows(stages: StageRecord) -> list[Arrow]:
         if result:
             y, name_y = max(y, result[-1].y + APART), max(y, result[-1].name_y + LINE_HEIGHT)
         swap = swaps.get(head)
-        title, share = (f"{swap_text(stages, swap)} {control}", percent(swap.alone)) if swap else ("", "")
-        result.append(Arrow(str(head), title, share, begin.middle, last.x, y, name_y))
+        title = f"{swap_text(stages, swap)} {control} Alone with the neurons: {percent(swap.alone)}" if swap else ""
+        result.append(Arrow(str(head), title, _swapped(swap), begin.middle, last.x, y, name_y))
     return result
+
+
+def _swapped(swap: Swap | None) -> str:
+    known = [swap.before[0], swap.after[0]] if swap and swap.before else []
+    return "→".join(probability_text(value) for value in known if value is not None)
 
 
 def answers(stages: StageRecord, now: Probabilities | None = None) -> list[tuple[str, float, float, float | None]]:

@@ -139,7 +139,8 @@ def headline(stages: StageRecord) -> str:
         none = "No single head changes the answer clearly more than random ones: " if shown_swaps(stages) else ""
         return f"{none}{share}."
     spread = f", one of {len(stages.heads) + len(stages.neurons)} parts" * _is_spread(stages)
-    return f"Head {swap.neuron} {_moves(stages)}: with only this head swapped, {_turn(stages, swap)}{spread}."
+    head = "Head" if stages.reached else "Partly explained: head"
+    return f"{head} {swap.neuron} {_moves(stages)}: with only this head swapped, {_turn(stages, swap)}{spread}."
 
 
 def headline_control(stages: StageRecord) -> str:

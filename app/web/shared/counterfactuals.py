@@ -100,17 +100,21 @@ def show_choice(prompt: str, counterfactual: str | None) -> None:
     if begun := word_sentence(exchanged):
         st.caption(markdown.plain(begun))
     if exchanged.explained_after and prompt == f"{exchanged.prompt}{exchanged.explained_after}":
-        st.caption(
-            markdown.plain(
-                f"{exchanged.explained_after!r}, the likeliest, was added to the prompt; a content word comes after it."
-            )
-        )
+        after = f"{exchanged.explained_after!r}, the likeliest, was added to the prompt; a content word comes after it."
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.caption(markdown.plain(after), width="content")
+            st.button("Explain the next token instead", key="next_token", on_click=_take_back, args=(exchanged.prompt,))
     others = [row for row in exchanged.comparisons if row.text + exchanged.explained_after != counterfactual]
     if others and len(others) < len(exchanged.comparisons):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.caption("Or compare by:", width="content")
             for number, exchange in enumerate(others[:OFFERED]):
                 offer(exchanged, exchange, f"other_{number}")
+
+
+def _take_back(prompt: str) -> None:
+    """Explain the likeliest token after a prompt, as it was typed; a callback."""
+    st.session_state.update(prompt=prompt, counterfactual="", target=None, contrast=None, begun_as=None, chosen=None)
 
 
 def _ask(chat: str) -> None:
@@ -122,7 +126,8 @@ def _ask(chat: str) -> None:
 def offer(exchanged: WhatIf, exchange: Exchange, key: str) -> None:
     """Draw a button that compares by an exchange."""
     word, instead, answer = map(markdown.word, (exchange.word, exchange.instead, exchange.answer))
-    label = f"{word} → {instead}: {answer} {exchange.probability:.2f}"
+    begins = "… " if exchange.likely.after else ""  # other words come before it
+    label = f"{word} → {instead}: {begins}{answer} {exchange.probability:.2f}"
     st.button(label, key=key, on_click=partial(put, exchanged, exchange))
 
 

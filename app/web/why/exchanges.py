@@ -56,7 +56,8 @@ def show_word(request: Request, explanation: SavedExplanation) -> None:
         rows = [row for row in exchanged.exchanges if row.position < end and start < row.position + row.length]
         bounds = (rows[0].position, rows[0].position + rows[0].length) if rows else (start, end)
         st.markdown(f"**{markdown.word(rows[0].word if rows else word)}** exchanged for another word. Then comes:")
-        draw(exchanged, rows, "word")
+        if rows:
+            draw(exchanged, rows, "word")
         _typed_word(request, exchanged, bounds)
 
 
@@ -98,5 +99,6 @@ def show_table(request: Request, explanation: SavedExplanation) -> bool:
     if request.contrast or explanation.target.strip() != exchanged.explained.token_text.strip():
         return False
     st.html(FINDING.format(exchanged))
-    draw(exchanged, exchanged.shown, "shown")
-    return True
+    if exchanged.exchanges:
+        draw(exchanged, exchanged.shown, "shown")
+    return bool(exchanged.exchanges)

@@ -27,8 +27,13 @@ from icebear.render import PART, as_word, heatmap, linked
 
 SWITCHES = 6
 """The largest number of heads with a switch, those that were found first."""
+LONG_COMMAND = 400
+"""The letters of a command that is in one row, which scrolls."""
 STAGES = "<style>p,ul{margin:.6rem 0}table{border-spacing:0}td{padding:0 1.5rem .2rem 0;vertical-align:top}</style>"
-STYLE = Markup("<style>.answer{display:flex;flex-wrap:wrap;align-items:center;gap:0 .8rem}</style>")
+STYLE = Markup(
+    "<style>.answer{display:flex;flex-wrap:wrap;align-items:center;gap:0 .8rem}"
+    ".tokens [data-pick]:focus::after{content:none!important}</style>"
+)
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 RATHER = Markup("<span>not <i>{}</i></span>")
 
@@ -177,17 +182,16 @@ def _command(request: Request, off: list[Neuron]) -> None:
     if off:
         swaps = (f"{node}<-{json.dumps(request.counterfactual, ensure_ascii=False)}@last" for node in off)
         words = ["steer", prompt, *(word for swap in swaps for word in ("--edit", swap)), "--max-new-tokens", "1"]
-    st.code(shlex.join(["icebear", *words, "--model", served.model_name()]), "bash", wrap_lines=True)
+    command = shlex.join(["icebear", *words, "--model", served.model_name()])
+    st.code(command, "bash", wrap_lines=len(command) < LONG_COMMAND)
 
 
 def _switched_off(request: Request, stages: StageRecord) -> tuple[list[Neuron], Probabilities | None]:
     """Draw a switch for each head, and one for the neurons together; return what is off, and the probabilities then."""
-    heads = [node.neuron for node in stages.heads[:SWITCHES]]
     neurons = [node.neuron for node in stages.neurons]
-    parts = {str(head): [head] for head in heads}
-    if neurons:
-        parts[f"{len(neurons)} FFN neuron{'s' * (len(neurons) > 1)}"] = neurons
-    if not parts or stages.prompt.target is None:
+    parts = {f"{len(neurons)} FFN neuron{'s' * (len(neurons) > 1)}": neurons} if neurons else {}
+    parts |= {str(node.neuron): [node.neuron] for node in stages.heads[:SWITCHES]}
+    if not parts or stages.prompt.target is None or stages.says_little:
         return [], None
     st.caption(markdown.plain(f"Switch a part off: it takes its value after “{request.counterfactual}”."))
     key = f"{request.prompt} {request.counterfactual}"
