@@ -85,6 +85,15 @@ def complete_facts(path: Path) -> dict[str, Any]:
         return store.facts.all() if store.is_complete else {}
 
 
+def scan_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of an index, also of an unfinished one, or nothing. Raises `StoreError` if the file is something
+    else."""
+    if not path.exists():
+        return {}
+    with open_store(path) as store:
+        return store.facts.all() if store.scan.shards() else {}
+
+
 def documents_read(facts: Mapping[str, Any]) -> int | None:
     """Return how many documents an index holds, if that is known."""
     limit, size = facts.get("limit"), facts.get("documents")

@@ -16,6 +16,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from icebear.actmax.card import describe
+from icebear.actmax.index.index_choice import store_name
 from icebear.actmax.labels.meanings import label_title
 from icebear.actmax.searching import search
 from icebear.actmax.writes import PAGE_SENTENCES
@@ -375,12 +376,12 @@ class Tools:
         with self.session.store("Searching neurons by words") as store:
             assert store is not None
             hits, lacking = search(store, text, k), absence(absent(store, text))
-            sample = store.sample
+            index = f"Index: {store_name(store)}. It holds {store.sample}."
             rows = [
                 {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity)}
                 for hit in hits
             ]
-        notes = (lacking, f"The index holds {sample}.", *(f"by {by}: {about}." for by, about in BY.items()))
+        notes = (lacking, index, *(f"by {by}: {about}." for by, about in BY.items()))
         return {"neurons": rows, "note": " ".join(filter(None, (*notes, SIMILAR)))}
 
     @tool

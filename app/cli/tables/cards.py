@@ -180,9 +180,9 @@ def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
 
 
 def hits_report(
-    hits: Sequence[Hit], labels: dict[Any, str | None], absent: Sequence[str], sample: str
+    hits: Sequence[Hit], labels: dict[Any, str | None], absent: Sequence[str], index: str
 ) -> Iterator[Table | Text]:
-    """The results of a search by kind, the words that no sentence has, and which sentences there are."""
+    """The results of a search by kind, the words that no sentence has, and which index this is."""
     if absent:
         yield Text(absence(absent))
     for by, title in BY.items():
@@ -192,4 +192,4 @@ def hits_report(
             yield grid("neuron", "sign", "why", "label", rows=rows, title=title)
     if not hits and not absent:
         yield Text(NO_NEURON)
-    yield Text(f"The index holds {sample}.", "dim")
+    yield Text(f"Index: {index}.", "dim")
