@@ -140,6 +140,8 @@ class Store(Tables):
     def search(self, text: str, k: int = 20) -> list[Hit]:
         """Return the neurons and polarities that best match a text, with reasons.
 
+        English stop words do not count, unless the text has no other words.
+
         First those with the words in their examples or in a significant automatic label. Their score is a sum of
         numbers of standard deviations: by how much more of the examples contain the words than of all sentences; how
         similar the examples are to the sentences that match the words best (the cosine of mean vectors, relative to

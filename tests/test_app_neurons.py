@@ -17,7 +17,7 @@ from icebear.app.web import neuron_card
 from icebear.app.web.neurons import PAGE_HITS
 from icebear.app.web.shared import background, jobs, links, markdown, served
 from icebear.app.web.shared.background import STOPPED, shared
-from icebear.db.search import BY, by_words
+from icebear.db.search import by_words, headings
 from icebear.errors import DownloadError
 from icebear.models.loading import loading
 from icebear.records import Meaning, NeuronStatistics
@@ -189,9 +189,10 @@ def test_search(environment):
     page = fine(visit(view="neurons", text="water"))
     with open_store(environment / "wiki.db") as store:
         hits = by_words(store, "water", 50)
-    have, alone = ([str(hit) for hit in hits if hit.by == by] for by in BY)
+        titles = headings(store)
+    have, alone = ([str(hit) for hit in hits if hit.by == by] for by in titles)
     assert results(page) == [*have[:PAGE_HITS], *alone[:PAGE_HITS]]
-    assert [heading in text(page) for heading in BY.values()] == [bool(have), bool(alone)]
+    assert [heading in text(page) for heading in titles.values()] == [bool(have), bool(alone)]
     page.get_by_key("more sentences water" if have else "more weights water").click().run()
     assert len(results(fine(page))) > PAGE_HITS
     page.get_by_key("text").set_value("zxqv").run()

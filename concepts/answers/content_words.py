@@ -42,7 +42,7 @@ def words_of(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 def first_content_word(texts: Sequence[str], question: str = "") -> tuple[int, int]:
     """Return the bounds of the first content word in the texts of an answer's tokens that the question does not have;
     else of the first content word, or of the first token."""
-    asked = {word.lower() for word in re.findall(r"\w+", question)}
+    known = {word.lower() for word in re.findall(r"\w+", question)}
     words = [span for span in words_of(texts) if is_content("".join(texts[slice(*span)]))]
-    new = (span for span in words if "".join(texts[slice(*span)]).strip().lower() not in asked)
+    new = (span for span in words if "".join(texts[slice(*span)]).strip().lower() not in known)
     return next(new, words[0] if words else (0, 1))

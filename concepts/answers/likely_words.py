@@ -112,8 +112,8 @@ def likely_words(reader: Reader, rows: Sequence[Sequence[int]], logits: Sequence
 def word_of_answer(answer: Answer) -> LikelyWord:
     """Return the first content word of an answer that the conversation does not have; see `first_content_word`."""
     messages = answer.question.messages if answer.question else []
-    said = " ".join(message["content"] for message in messages if isinstance(message["content"], str))
-    start, end = first_content_word(answer.token_strings, said)
+    conversation = " ".join(message["content"] for message in messages if isinstance(message["content"], str))
+    start, end = first_content_word(answer.token_strings, conversation)
     text = "".join(answer.token_strings[start:end])
     return LikelyWord(
         answer.ids[start], answer.token_strings[start], text, answer.probabilities[start], answer.ids[:start]
