@@ -82,6 +82,7 @@ def describe(
     vocabulary, effects = _of_model(model, store, neuron, k, examples, effect_sentences) if model else ([], {})
     if search_vectors and not model and neuron.site not in SILENT:
         vocabulary = [store.vocabulary(neuron, k)]
+    made_with = store.made_with()
     projection, other = (*(replace(shown, std=statistics.std) for shown in vocabulary), None, None)[:2]
     return Card(
         neuron,
@@ -94,7 +95,7 @@ def describe(
         {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
         *store.labels.manual(neuron),
         not search_vectors,
-        store.made_with(),
+        {**made_with, "index": {**made_with["index"], "file": store.path.name}},
         HeadAttention.of(store, neuron) if neuron.site == "head" else None,
         dict(attends_to.most_common()),
     )

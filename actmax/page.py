@@ -245,14 +245,13 @@ def statistics_line(card: Card) -> str:
 
 
 def token_count_note(card: Card) -> str:
-    """Return the number of tokens that means are taken over, if it is not all, and whether icebear has the index."""
+    """Return the number of tokens that means are taken over, if it is not all, and which index the card is from."""
+    from icebear.actmax.index.index_choice import named_index
+
     index = card.made_with["index"]
     averaged, every = index.get("statistics_tokens"), index.get("tokens")
     notes = [] if averaged in (None, every) else [f"of {averaged:,} tokens"]
-    if "shipped" in index:
-        from icebear.db.store import documents_read
-
-        notes.append(f"from the index that comes with icebear, of {documents_read(index):,} summaries")
+    notes += [f"from {named_index(index, index['file'])}"] if "file" in index else []
     return f" ({', '.join(notes)})" if notes else ""
 
 

@@ -42,6 +42,11 @@ BY = {
     "weights": "By the weights alone: neurons with an output similar to the words",
 }
 """`Hit.by` of a search by words -> the heading."""
+BY_WORDS = (
+    "By words: neurons with the words in their sentences; not by meaning, because this index has no vectors of a "
+    "sentence encoder"
+)
+"""The heading of "sentences" for an index that no sentence encoder has read."""
 NO_NEURON = (
     "No neuron of this index has the words in its strongest sentences, or sentences or an output similar to them."
 )
@@ -95,8 +100,15 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
 
 
 @reads
+def headings(store: Tables) -> dict[str, str]:
+    """Return the headings of the kinds of results (`Hit.by`), which say what a search of this index can do."""
+    return BY if store.facts.all().get("encoder") else {**BY, "sentences": BY_WORDS}
+
+
+@reads
 def absent(store: Tables, text: str) -> list[str]:
-    """Return the words of a text that no sentence of the index has, neither as a word nor inside of one."""
+    """Return the words of a text that no sentence of the index has, neither as a word nor inside of one; of stop words
+    nothing is said."""
     lacking = {word: terms(word) for word in words_of(text) if not store.sentences.count(query_of([word]))}
     for sentence in map(terms, store.sentences.texts() if lacking else ()):
         lacking = {word: part for word, part in lacking.items() if part not in sentence}

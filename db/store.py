@@ -85,6 +85,15 @@ def complete_facts(path: Path) -> dict[str, Any]:
         return store.facts.all() if store.is_complete else {}
 
 
+def scan_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of an index, also of an unfinished one, or nothing. Raises `StoreError` if the file is something
+    else."""
+    if not path.exists():
+        return {}
+    with open_store(path) as store:
+        return store.facts.all() if store.scan.shards() else {}
+
+
 def documents_read(facts: Mapping[str, Any]) -> int | None:
     """Return how many documents an index holds, if that is known."""
     limit, size = facts.get("limit"), facts.get("documents")
@@ -130,6 +139,8 @@ class Store(Tables):
     @reads
     def search(self, text: str, k: int = 20) -> list[Hit]:
         """Return the neurons and polarities that best match a text, with reasons.
+
+        English stop words do not count, unless the text has no other words.
 
         First those with the words in their examples or in a significant automatic label. Their score is a sum of
         numbers of standard deviations: by how much more of the examples contain the words than of all sentences; how

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
+from icebear.db.stop_words import without_stop_words
 from icebear.errors import InputError
 from icebear.values import shown
 
@@ -102,11 +103,12 @@ def has_words(text: str) -> bool:
 
 
 def words_of(text: Any) -> list[str]:
-    """Return the words of a search text. Raises `InputError` if it has none."""
+    """Return the words of a search text that count: without stop words, unless it has no others. Raises `InputError` if
+    it has none."""
     words_found = words(text) if isinstance(text, str) else []
     if not words_found:
         raise InputError(f"The search text {shown(text)} has no words; give at least one.")
-    return words_found
+    return without_stop_words(words_found)
 
 
 def padded(text: str) -> str:

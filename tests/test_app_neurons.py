@@ -17,7 +17,7 @@ from icebear.app.web import neuron_card
 from icebear.app.web.neurons import PAGE_HITS
 from icebear.app.web.shared import background, jobs, links, markdown, served
 from icebear.app.web.shared.background import STOPPED, shared
-from icebear.db.search import BY, by_words
+from icebear.db.search import by_words, headings
 from icebear.errors import DownloadError
 from icebear.models.loading import loading
 from icebear.records import Meaning, NeuronStatistics
@@ -142,7 +142,7 @@ def test_a_neuron_of_a_site_that_the_index_lacks_has_its_vocabulary_and_asks_to_
 @pytest.fixture
 def no_small_index(monkeypatch):
     """Whoever runs the tests may have one."""
-    monkeypatch.setattr(background, "small_index", lambda model: [])
+    monkeypatch.setattr(background, "cached_indexes", lambda model: [])
     monkeypatch.setattr("icebear.app.web.shared.header.shipped_path", lambda name: None)
     monkeypatch.setattr(shared(), "builds", {})
 
@@ -151,7 +151,7 @@ def test_the_index_that_comes_with_icebear_is_prepared_at_the_first_visit(enviro
     set_up(monkeypatch, store=str(tmp_path / "none.db"))
     monkeypatch.setattr(shared(), "builds", {})
     with monkeypatch.context() as before:
-        before.setattr(background, "small_index", lambda model: [])
+        before.setattr(background, "cached_indexes", lambda model: [])
         fine(visit("neurons", text="bear"))
         (job,) = shared().builds.values()
         assert job.outcome() == background.shipped_path(smol.name)
@@ -189,9 +189,10 @@ def test_search(environment):
     page = fine(visit(view="neurons", text="water"))
     with open_store(environment / "wiki.db") as store:
         hits = by_words(store, "water", 50)
-    have, alone = ([str(hit) for hit in hits if hit.by == by] for by in BY)
+        titles = headings(store)
+    have, alone = ([str(hit) for hit in hits if hit.by == by] for by in titles)
     assert results(page) == [*have[:PAGE_HITS], *alone[:PAGE_HITS]]
-    assert [heading in text(page) for heading in BY.values()] == [bool(have), bool(alone)]
+    assert [heading in text(page) for heading in titles.values()] == [bool(have), bool(alone)]
     page.get_by_key("more sentences water" if have else "more weights water").click().run()
     assert len(results(fine(page))) > PAGE_HITS
     page.get_by_key("text").set_value("zxqv").run()
@@ -311,6 +312,10 @@ def test_nothing_builds_unasked_and_a_click_builds(first_visit):
     shared().builds.clear()  # as in another server, which finds it in the cache
     page = fine(visit("neurons", text="bear"))
     assert results(page)
+    assert not [button for button in page.button if button.key == "build_larger"]  # it has all documents
+    with open_store(served.store_path()) as store:
+        store.facts.set({"limit": 3})
+    page.run()
     page.get_by_key("build_larger").click().run()  # where the user said that it should be
     built(first_visit / "none.db")
     assert "none.db" in str(served.store_path())

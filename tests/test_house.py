@@ -100,7 +100,7 @@ def test_the_wheel_has_its_packages_and_their_files(wheel):
     data = "app/recipes/ice-bear-to-desert.json app/web/shared/words.js app/web/shared/words.css app/web/icon.svg "
     data += "app/web/steering/examples/music.txt app/web/steering/examples/not-music.txt "
     data += "app/web/steering/examples/everyday.txt __init__.pyi py.typed "
-    data += "concepts/answers/common.txt db/schema.sql concepts/vocabulary/calibration.txt "
+    data += "concepts/answers/common.txt db/schema.sql db/stop_words.txt concepts/vocabulary/calibration.txt "
     data += "steering/held_out.txt app/cli/options.json "
     data += "AGENTS.md evaluation/groundtruth.json"
     templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("templates/*")]

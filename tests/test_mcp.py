@@ -312,7 +312,7 @@ def test_what_it_means(session, indexed):
     assert "Found by similarity" in json_of(indexed, "search", text="camel", k=2)["note"]
     absent = json_of(indexed, "search", text="zxqv", k=2)
     assert absent["neurons"] == []
-    assert absent["note"].startswith("No sentence of this index has 'zxqv'. The index holds all documents of ")
+    assert absent["note"].startswith("No sentence of this index has 'zxqv'. Index: ")
 
 
 def test_what_edits_do(session, model):

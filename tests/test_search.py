@@ -23,6 +23,7 @@ from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.concepts.vocabulary.weight_rows import direct_row, unembedding
 from icebear.db import search, vectors
+from icebear.db.terms import words_of
 from icebear.db.vectors import unit
 from icebear.errors import StoreError
 from icebear.values import stable_hash
@@ -128,11 +129,47 @@ def test_words_that_no_sentence_has_are_named(store):
         done = CliRunner().invoke(main, ["search", words, "--store", str(store.path)])
         assert done.exit_code == 0, done.output
         assert ("No sentence of this index has" in done.output) == (words != SONG[0])
-        assert sum(title[:20] in done.output for title in search.BY.values()) == headings
+        assert sum(title[:20] in done.output for title in search.headings(store).values()) == headings
     done = CliRunner().invoke(main, ["search", ABSENT, "--store", str(store.path), "--json"])
     document = json.loads(done.output)
     assert document["absent"] == [ABSENT]
     assert {hit["by"] for hit in document["hits"]} == {"weights"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sadness and grief", "sadness grief"),
+        ("The COLOR of the sky", "COLOR sky"),
+        ("the war", "war"),
+        ("women's rights", "women rights"),
+        ("and", "and"),
+        ("to be or not to be", "to be or not to be"),
+        ("der Himmel über Berlin", "der Himmel über Berlin"),
+    ],
+)
+def test_stop_words_count_only_where_there_are_no_others(text, words):
+    assert words_of(text) == words.split()
+
+
+def test_a_search_of_several_words_is_as_without_its_stop_words(store):
+    """For hits with their scores and counts, sentences with the words, and words that are absent."""
+    text = f"the {SONG[0]} of the {SHIP[0]}"
+    plain = f"{SONG[0]} {SHIP[0]}"
+    assert search.by_words(store, text, 60) == search.by_words(store, plain, 60)
+    assert search.with_and_without(store, text, 20) == search.with_and_without(store, plain, 20)
+    assert search.absent(store, f"under the {ABSENT}") == [ABSENT]
+    assert store.search("the", 5) == store.search("the the", 5) != []
+    for hit in store.search(f"the {SONG[0]}", 10):
+        have = sum(SONG[0] in example.sentence.text for example in store.examples(hit.neuron, hit.polarity))
+        assert hit.why[0].startswith(f"{have} of ")
+
+
+def test_the_heading_says_whether_a_search_is_by_meaning(store, embedded):
+    assert "not by meaning" in search.headings(store)["sentences"]
+    assert search.headings(embedded) == search.BY
+    done = CliRunner().invoke(main, ["search", SONG[0], "--store", str(store.path)])
+    assert "not by meaning" in " ".join(done.output.split())
 
 
 def test_sentences_with_a_word_stand_beside_others_of_similar_length(store):

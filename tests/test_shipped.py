@@ -1,6 +1,7 @@
 """The index that comes with icebear: what is packed is what is unpacked, and what the model computes."""
 
 import collections
+import json
 import os
 import shutil
 import threading
@@ -15,8 +16,11 @@ from benchmarks import pack_index
 from icebear import Model, Neuron, build_index, cache, open_store, read_corpus
 from icebear.actmax.index import shipped_index as module
 from icebear.actmax.index.head_norms import HeadNorms, head_means
+from icebear.actmax.index.index_choice import choose_index, replacement
 from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session
+from icebear.app.web.shared import header, served
+from icebear.app.web.shared.background import shared
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.concepts.vocabulary import calibration
 from icebear.db import search
@@ -260,7 +264,7 @@ def test_why_the_cache_cannot_hold_the_index_is_named(unprepared, tmp_path, monk
 def verbs(home, unprepared, tmp_path, monkeypatch):
     """Commands without a store, for whom the model a is the default one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("icebear.app.cli.stores.store_or_shipped.__defaults__", ("a", True))
+    monkeypatch.setattr("icebear.app.cli.stores.example.MODEL", "a")
     monkeypatch.setattr("icebear.load_model", lambda *_, **__: home[1])
     monkeypatch.setattr("icebear.app.cli.options.ModelOptions.load", lambda *_: home[1])
     return lambda *words: CliRunner().invoke(main, words)
@@ -322,3 +326,125 @@ def test_the_shipped_values_are_those_of_the_model(smol, generator):
             (x,) = read.values()
             value = (x if site == "ffn" else norms(neuron.layer, x))[0, example.token, neuron.index].item()
             assert value == pytest.approx(example.activation, rel=1e-3, abs=1e-3)
+
+
+# --- beside a store in the folder ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(home, shipped, tmp_path, monkeypatch):
+    """Makes the folder's store, of this many documents (None: all) of the texts, or of others."""
+    monkeypatch.chdir(tmp_path)
+    shipped()
+
+    def make(limit=None, texts=home[0] / "c.txt", model=home[1]):
+        with open_store(tmp_path / "icebear.db", create=True) as store:
+            build_index(model, read_corpus(str(texts), limit=limit), store, k=2)
+        return tmp_path / "icebear.db"
+
+    return make
+
+
+def other_texts(folder):
+    (folder / "other.txt").write_text("\n".join(f"a cold bear eats snow {letter}." for letter in "efgh"))
+    return folder / "other.txt"
+
+
+def test_the_index_with_more_documents_of_the_same_texts_is_read(beside, home, tmp_path):
+    path = tmp_path / "icebear.db"
+    assert choose_index(path, "a") == (True, "")
+    assert choose_index(path, "b") == (False, "")
+    choices = {limit: choose_index(beside(limit), "a") for limit in (3, 5)}
+    assert [(choice.is_shipped, "icebear.db" in choice.note) for choice in choices.values()] == [(True, True)] * 2
+    assert "3 documents" in choices[3].note
+    path.unlink()
+    assert not choose_index(beside(), "a").is_shipped
+
+
+def test_an_index_of_other_texts_or_that_has_what_is_needed_is_read(beside, tmp_path):
+    path = beside(3)
+    assert not choose_index(path, "a", "attn").is_shipped
+    assert not choose_index(path, "a", with_vectors=True).is_shipped
+    assert choose_index(path, "a", "ffn").is_shipped
+    path.unlink()
+    choice = choose_index(beside(2, other_texts(tmp_path)), "a")
+    assert (choice.is_shipped, "other texts" in choice.note) == (False, True)
+    assert not replacement(tmp_path / "other.db", "a")
+
+
+def test_an_unfinished_index_and_one_of_another_model_are_not_read(beside, tmp_path):
+    path = beside()
+    with open_store(path) as store:
+        facts = store.facts.all()
+        store.database.execute("DELETE FROM icebear WHERE name = 'finished'")
+        store.database.commit()
+    assert choose_index(path, "a").is_shipped
+    with open_store(path) as store:
+        store.facts.set({"finished": True, "fingerprint": "other"})
+    assert not choose_index(path, "a").is_shipped  # which loading the model tells
+    with open_store(path) as store:
+        store.facts.set({"model": "b", "fingerprint": facts["fingerprint"]})
+    assert not choose_index(path, "a").is_shipped  # the same weights by another name
+    with open_store(path) as store:
+        store.facts.set({"fingerprint": "other"})
+    assert (choose_index(path, "a").is_shipped, "of b, not of a" in choose_index(path, "a").note) == (True, True)
+
+
+def test_every_interface_reads_the_same_index(beside, home, verbs_beside, tmp_path, monkeypatch):
+    """Cards, search, labels, MCP and the app; each says which, and `icebear index` what it replaces."""
+    few_documents = "3 documents"
+
+    def read():
+        found = [json.loads(verbs_beside(*words, "--json").stdout) for words in READING]
+        session = Session("a")
+        session.model = home[1]
+        with session.store() as store:
+            found.append(store.made_with())
+        with served.store() as store:
+            found.append(store.made_with())
+        return {row["index"].get("limit") for row in found}
+
+    beside(3)
+    assert read() == {None}
+    card, search = (verbs_beside(*words) for words in READING)
+    assert all(few_documents in done.stderr for done in (card, search))
+    assert all("shipped with icebear" in done.stdout for done in (card, search))
+    named = verbs_beside(*READING[1], "--store", "icebear.db")
+    assert (few_documents in named.stdout, named.stderr) == (True, "")
+    assert verbs_beside("label", "L0.ffn.3", "bears", "--model", "a").exit_code == 0
+    with open_store("icebear.db") as mine, open_store(module.shipped_path("a")) as larger:
+        assert [store.labels.manual("L0.ffn.3")[0] for store in (mine, larger)] == [None, "bears"]
+    (tmp_path / "icebear.db").unlink()
+    beside(2, other_texts(tmp_path))
+    assert read() == {2}
+    assert "other.txt, icebear.db" in verbs_beside(*READING[1]).stdout
+
+
+READING = (("neuron", "L0.ffn.3", "--model", "a"), ("search", "bear"))
+
+
+@pytest.mark.parametrize(("limit", "replaces"), [(3, False), (None, True)])
+def test_the_end_of_a_scan_says_what_it_replaces(beside, home, verbs_beside, limit, replaces):
+    corpus = ("--corpus", str(home[0] / "c.txt"), *(["--limit", str(limit)] if limit else []), "--encoder", "none")
+    done = verbs_beside("index", *corpus, "--model", "a")
+    assert done.exit_code == 0, done.output
+    assert ("instead of the index that comes with icebear" in done.stdout) is replaces
+    assert ("is still read; to read yours: --store icebear.db" in done.stdout) is not replaces
+    other = verbs_beside("index", *corpus, "--model", "a", "--store", "other.db")
+    assert "comes with icebear" not in other.stdout
+
+
+@pytest.fixture
+def verbs_beside(home, monkeypatch):
+    """Commands for whom the model a is the default one."""
+    monkeypatch.setattr("icebear.app.example.MODEL", "a")
+    monkeypatch.setattr("icebear.load_model", lambda *_, **__: home[1])
+    monkeypatch.setattr("icebear.app.cli.options.ModelOptions.load", lambda *_: home[1])
+    monkeypatch.setattr(shared(), "prepared", set())
+    return lambda *words: CliRunner().invoke(main, words)
+
+
+@pytest.mark.parametrize(("count", "size", "offered"), [(300, 10033, 3000), (4000, 10033, 8000), (8000, 10033, 10033)])
+def test_a_larger_index_that_the_app_offers_is_larger(count, size, offered):
+    assert header.larger({"limit": count, "documents": size}) == offered
+    assert header.larger({"limit": None, "documents": size}) is None

@@ -104,6 +104,17 @@ def shipped_path(name: str) -> Path | None:
     return cache_folder() / f"shipped-{name}-{_version(packed)}-v{VERSION}" / "index.db"
 
 
+def shipped_facts(name: str) -> dict[str, Any]:
+    """Return the facts of the index that comes with icebear for a model of this name; nothing if there is none."""
+    return _facts(_packed(name)) if shipped_path(name) else {}
+
+
+@cache
+def _facts(packed: Path) -> dict[str, Any]:
+    with np.load(packed) as file:
+        return json.loads(file["about"].tobytes())["facts"]
+
+
 def _is_sound(folder: Path) -> bool:
     """Return whether the index in a folder is as it was made, except for what people added."""
     if cached(folder):

@@ -17,29 +17,52 @@ from icebear.records import Meaning, Neuron
 
 
 def store_or_shipped(
-    path: str, load: Callable[[], icebear.Model], name: str = example.MODEL, required: bool = True
+    path: str,
+    load: Callable[[], icebear.Model],
+    name: str | None = None,
+    *,
+    required: bool = True,
+    site: str | None = None,
+    with_vectors: bool = False,
 ) -> str:
-    """Return the path of the store; where none was named and there is none, that of the index that comes with icebear
-    for the model of this name, if there is one.
+    """Return the path of the store; where none was named, of the index that `choose_index` says, with a note if there
+    is another one.
 
-    required: whether an index that cannot be prepared is an error; else a note says why.
+    name: of the model; None: that of the folder's store, or else the default one. required: whether an index that
+    cannot be prepared is an error; else a note says why. site, with_vectors: what the index must have.
     """
+    from icebear.actmax.index.index_choice import choose_index
+    from icebear.db.store import scan_facts
+
+    if named("store"):
+        return path
+    try:
+        name = name or scan_facts(local(path)).get("model", example.MODEL)
+        choice = choose_index(local(path), name, site, with_vectors)
+    except StoreError:  # which whoever opens it gets
+        return path
+    shipped = _shipped(name, load, required) if choice.is_shipped else None
+    if choice.note and (shipped or not choice.is_shipped):
+        click.echo(choice.note, err=True)
+    return shipped or path
+
+
+def _shipped(name: str, load: Callable[[], icebear.Model], required: bool) -> str | None:
+    """Return the path of the index that comes with icebear, which is prepared first; None if it cannot be used."""
     from icebear.actmax.index.shipped_index import OtherWeights, prepared_index, shipped_index
 
-    if named("store") or has_index(path):
-        return path
     if prepared := prepared_index(name):
         return str(prepared)
     try:
         with waiting(f"Preparing the index of {name} that comes with icebear, once"):
-            return str(shipped_index(name, load) or path)
+            return str(shipped_index(name, load))
     except OtherWeights:  # as with --bits
-        return path
+        return None
     except (StoreError, DownloadError) as error:
         if required:
             raise
-        click.echo(f"Continuing without a store: {error}", err=True)
-        return path
+        click.echo(f"Continuing without it: {error}", err=True)
+        return None
 
 
 def has_index(path: str) -> bool:
@@ -57,7 +80,22 @@ def has_index(path: str) -> bool:
 
 @contextmanager
 def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | None]:
-    """Open the store of a verb that also works without one.
+    """Open the store of a verb that also works without one; for that of a folder the index that `choose_index` says, if
+    it is prepared. Raises `StoreError` for one that was named."""
+    from icebear.actmax.index.index_choice import choose_index
+    from icebear.actmax.index.shipped_index import prepared_index
+
+    shipped = None
+    with suppress(StoreError):  # which whoever opens it gets
+        if not named("store") and has_index(path) and choose_index(local(path), model.name).is_shipped:
+            shipped = prepared_index(model.name)
+    with named_or_folder_store(str(shipped or path), model) as store:
+        yield store
+
+
+@contextmanager
+def named_or_folder_store(path: str, model: icebear.Model) -> Iterator[icebear.Store | None]:
+    """Open a store for a verb that also works without one.
 
     The default store is left out, with a note, where it is missing or of another model. Raises `StoreError` for one
     that was named.

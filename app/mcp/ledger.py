@@ -35,6 +35,7 @@ class Call:
 
     model: str
     store: str
+    """The path that was named, if one was."""
     tool: str
     arguments: dict[str, Any]
     answer: dict[str, Any] | None
@@ -44,7 +45,7 @@ class Call:
 def note(path: Path, session: Session, tool: str, arguments: dict[str, Any], **answer: Any) -> None:
     """Append a call to a ledger. answer: its `answer`, or its `error`. Raises `InputError`."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    about = {KEY: FORMAT, "date": date, "model": session.model_name, "store": session.store_path}
+    about = {KEY: FORMAT, "date": date, "model": session.model_name, "store": session.store_path or ""}
     append(path, json.dumps({**about, "tool": tool, "arguments": arguments, **answer}).encode() + b"\n")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 
+from icebear.actmax.index.index_choice import FOLDER_STORE, choose_index
 from icebear.actmax.index.shipped_index import prepared_index, shipped_path
 from icebear.cache import cached
 from icebear.db.store import Store, open_finished
@@ -38,14 +39,16 @@ class Result:
 
 @dataclass
 class Session:
-    """model_name and options: the arguments of `load_model`. folder: for files; None: none is read or written.
+    """model_name and options: the arguments of `load_model`. store_path: None for the index that `choose_index` says,
+    the folder's store or, if it is prepared, the one that comes with icebear. folder: for files; None: none is read or
+    written.
 
     base_model_name: the model that this one was made from. ledger: the file to which each call is appended.
     """
 
     model_name: str
     options: dict[str, Any] = field(default_factory=dict)
-    store_path: str = "icebear.db"
+    store_path: str | None = None
     folder: Path | None = None
     base_model_name: str | None = None
     ledger: Path | None = None
@@ -90,16 +93,16 @@ class Session:
 
     @contextmanager
     def store(self, needs_it: str = "") -> Iterator[Store | None]:
-        """Open the index, if there is one of this model; else that which comes with icebear, if it is prepared.
+        """Open the index, if there is one of this model.
 
         needs_it: the work that is impossible without an index."""
         with ExitStack() as stack:
             opened = None
             try:
-                named = local(self.store_path)
-                path = named if named.exists() else prepared_index(self.model_name)
+                path = self._index()
                 if path is None:
-                    make = f"icebear index --limit 300 --store {self.store_path} --model {self.model_name}"
+                    folder_store = self.store_path or FOLDER_STORE
+                    make = f"icebear index --limit 300 --store {folder_store} --model {self.model_name}"
                     raise StoreError(
                         f"{needs_it} needs an index of texts; ask the user to run: "
                         + ("icebear search water" if shipped_path(self.model_name) else make)
@@ -109,6 +112,15 @@ class Session:
                 if needs_it:
                     raise
             yield opened
+
+    def _index(self) -> Path | None:
+        """Return the path of the index, if there is one."""
+        folder_store = local(self.store_path or FOLDER_STORE)
+        named = folder_store if folder_store.exists() else None
+        if self.store_path and named:
+            return named
+        prepared = prepared_index(self.model_name)
+        return prepared if prepared and choose_index(folder_store, self.model_name).is_shipped else named
 
     def keep(self, kind: str, value: Any, lists: Mapping[str, Any], **files: Callable[[], str]) -> str:
         handle = f"{kind}-{next(self.numbers)}"

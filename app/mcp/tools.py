@@ -16,6 +16,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from icebear.actmax.card import describe
+from icebear.actmax.index.index_choice import store_name
 from icebear.actmax.labels.meanings import label_title
 from icebear.actmax.searching import search
 from icebear.actmax.writes import PAGE_SENTENCES
@@ -31,7 +32,7 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.stages.stage_sentences import stage_lines
 from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.concepts.vocabulary.projection import both_projections
-from icebear.db.search import BY, absence, absent
+from icebear.db.search import absence, absent, headings
 from icebear.edits import parse_edits
 from icebear.errors import InputError, known_error, need
 from icebear.explanation.explanation import (
@@ -375,12 +376,13 @@ class Tools:
         with self.session.store("Searching neurons by words") as store:
             assert store is not None
             hits, lacking = search(store, text, k), absence(absent(store, text))
-            sample = store.sample
+            by_kind = headings(store)
+            index = f"Index: {store_name(store)}. It holds {store.sample}."
             rows = [
                 {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity)}
                 for hit in hits
             ]
-        notes = (lacking, f"The index holds {sample}.", *(f"by {by}: {about}." for by, about in BY.items()))
+        notes = (lacking, index, *(f"by {by}: {about}." for by, about in by_kind.items()))
         return {"neurons": rows, "note": " ".join(filter(None, (*notes, SIMILAR)))}
 
     @tool

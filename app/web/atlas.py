@@ -39,7 +39,7 @@ picture = st.components.v2.component(
 def show() -> None:
     if header.no_store_yet("A map of neurons needs"):
         return
-    with served.store() as opened:
+    with served.store(with_vectors=True) as opened:
         drawing = _drawing(str(opened.path), opened.changed(), _saved_at(opened))
         if drawing is None:
             _offer(opened)

@@ -13,9 +13,9 @@ from icebear.actmax.searching import search
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import links, markdown, served
 from icebear.app.web.shared.header import no_store_yet
-from icebear.db.search import BY, NO_NEURON, absence, absent
+from icebear.db.search import NO_NEURON, absence, absent, headings
 from icebear.db.store import Store
-from icebear.db.terms import padded, words
+from icebear.db.terms import has_words, padded, words_of
 from icebear.records import Example, Hit, Neuron
 
 HITS = 50
@@ -72,7 +72,7 @@ def _search(text: str) -> None:
             st.info(f"{markdown.plain(absence(lacking))} It holds {markdown.plain(opened.sample)}.")
         elif not hits:
             st.info(NO_NEURON)
-        for by, heading in BY.items():
+        for by, heading in headings(opened).items():
             by_kind = [hit for hit in hits if hit.by == by]
             if by_kind:
                 st.markdown(f"## {heading}")
@@ -121,7 +121,7 @@ def _reasons(hit: Hit) -> str:
 def _content(path: str, changed: int, name: str, side: str, text: str = "") -> str:
     """Return words and sentences of a neuron, a side first, as HTML. Sentences with a word of the text come before
     stronger ones."""
-    neuron, phrases = Neuron.parse(name), list(map(padded, words(text)))
+    neuron, phrases = Neuron.parse(name), list(map(padded, words_of(text) if has_words(text) else ()))
 
     def strongest(polarity: str) -> list[Example]:
         rows = opened.examples(neuron, polarity, None if phrases else SENTENCES)

@@ -24,7 +24,7 @@ from icebear.actmax.page import (
 )
 from icebear.app.cli.tables.grid import grid, shade
 from icebear.concepts.results.effect_words import effect_text
-from icebear.db.search import BY, NO_NEURON, absence
+from icebear.db.search import NO_NEURON, absence
 from icebear.records import Example, Hit, Meaning, Projection, Promotion, SentenceEffects
 from icebear.render import characters, normalized, visible
 
@@ -180,16 +180,20 @@ def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
 
 
 def hits_report(
-    hits: Sequence[Hit], labels: dict[Any, str | None], absent: Sequence[str], sample: str
+    hits: Sequence[Hit],
+    labels: dict[Any, str | None],
+    absent: Sequence[str],
+    headings: dict[str, str],
+    index: str,
 ) -> Iterator[Table | Text]:
-    """The results of a search by kind, the words that no sentence has, and which sentences there are."""
+    """The results of a search by kind, the words that no sentence has, and which index this is."""
     if absent:
         yield Text(absence(absent))
-    for by, title in BY.items():
+    for by, title in headings.items():
         by_kind = [hit for hit in hits if hit.by == by]
         rows = [(str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in by_kind]
         if rows:
             yield grid("neuron", "sign", "why", "label", rows=rows, title=title)
     if not hits and not absent:
         yield Text(NO_NEURON)
-    yield Text(f"The index holds {sample}.", "dim")
+    yield Text(f"Index: {index}.", "dim")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from icebear.app.cli.options import ModelOptions, check_port, option, record, verb
+from icebear.app.cli.options import ModelOptions, check_port, named, option, record, verb
 from icebear.app.cli.output import log_to_stderr
 from icebear.errors import need
 from icebear.paths import check_model_path
@@ -51,7 +51,9 @@ def app(options: Options) -> None:
     need("app")
     check_model_path(options.model.model)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else a pass is 5 times slower while another process computes
-    os.environ["ICEBEAR_APP"] = json.dumps({"store": options.store, **asdict(options.model)})
+    os.environ["ICEBEAR_APP"] = json.dumps(
+        {"store": options.store if named("store") else None, **asdict(options.model)}
+    )
     _serve(options.port)
 
 

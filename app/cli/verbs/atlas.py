@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
@@ -10,6 +10,7 @@ import icebear
 from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import waiting
+from icebear.app.cli.stores import store_or_shipped
 
 
 @record
@@ -48,6 +49,9 @@ def atlas(options: Options) -> None:
     """
     if (options.against and not options.prompts) or (options.prompts and options.compare):
         raise click.UsageError("--against is for --prompts, and --compare for neither; leave out the other one.")
+    loading = options.model
+    path = store_or_shipped(options.store, loading.load, loading.model, with_vectors=True)
+    options = replace(options, store=path)
     if options.compare:
         _compare(options, options.compare)
     elif options.prompts:

@@ -10,8 +10,9 @@ import icebear
 from icebear.app.cli.options import Choice, ModelOptions, argument, named, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import annotating, bar, indexing
-from icebear.app.cli.stores import neurons_named, store_if_any
+from icebear.app.cli.stores import named_or_folder_store, neurons_named, store_or_shipped
 from icebear.errors import InputError, need
+from icebear.paths import local
 from icebear.records import LENSES
 
 WIKI = "wiki-summaries"
@@ -86,6 +87,8 @@ def index(options: Options) -> None:
     if options.lens:
         return _lens(options)
     need("index")
+    from icebear.actmax.index.index_choice import replacement
+
     documents = icebear.read_corpus(
         WIKI if options.corpus is None else options.corpus,
         *(options.limit, options.language, options.column, options.subset, options.split, options.revision),
@@ -95,7 +98,9 @@ def index(options: Options) -> None:
     counts = indexing(options.model.load(), documents, options.store, encoder, **how)
     with icebear.open_store(options.store) as store:
         document = {**store.made_with(), "store": options.store, "counts": counts}
-    show(options.json, document, f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}")
+    lines = [f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}"]
+    lines += filter(None, [replacement(local(options.store), document["model"]["name"])])
+    show(options.json, document, *lines)
 
 
 def _encoder(name: str) -> icebear.Encoder | None:
@@ -128,7 +133,7 @@ def _lens(options: Options) -> None:
     if lens is None:
         with bar("steps") as move:
             lens = build_mean_lens(model, move)
-    with store_if_any(options.store, model) as store:
+    with named_or_folder_store(options.store, model) as store:
         if store:
             ensure_vectors(model, store)
     rows = [
@@ -143,7 +148,8 @@ def _lens(options: Options) -> None:
 def _annotate(options: Options) -> None:
     if bool(options.neurons) == bool(options.prompt):
         raise click.UsageError("With --annotate give either NEURONS or --prompt.")
-    with icebear.open_store(options.store) as store:
+    path = store_or_shipped(options.store, options.model.load, options.model.model)
+    with icebear.open_store(path) as store:
         model, neurons = neurons_named(store, options.neurons, options.prompt, options.top, options.model)
         count = annotating(model, store, neurons, options.k)
         document = {**store.made_with(), "neurons": list(map(str, neurons)), "attributed": count}

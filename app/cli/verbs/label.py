@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 import icebear
 from icebear.app.cli.options import ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar
-from icebear.app.cli.stores import neurons_named
+from icebear.app.cli.stores import neurons_named, store_or_shipped
 from icebear.errors import need
 from icebear.records import Meaning, Neuron
 
@@ -41,14 +43,14 @@ def label(options: Options) -> None:
     if options.auto:
         if options.score or bool(options.words) + bool(options.prompt) + options.all != 1:
             raise click.UsageError("With --auto, give exactly one of NEURONS, --prompt and --all, and no --score.")
-        return _automatic(options)
+        return _automatic(_with_store(options))
     if len(options.words) != 2 or options.prompt or options.all:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
     if options.claim and not (options.score and options.words[1].strip()):
         raise click.UsageError("--claim needs a score: give a TEXT and --score, or --auto.")
     from icebear.app.cli.tables.cards import labels_table
 
-    neuron, text = Neuron.parse(options.words[0]), options.words[1]
+    neuron, text, options = Neuron.parse(options.words[0]), options.words[1], _with_store(options)
     with icebear.open_store(options.store) as store:
         store.neurons.statistics(neuron)
         scores: list[Meaning] = []
@@ -66,6 +68,11 @@ def label(options: Options) -> None:
     show(options.json, document, saved, *([labels_table(scores, title)] if scores else []))
     if options.claim:
         _claim(options, model, scores)
+
+
+def _with_store(options: Options) -> Options:
+    """Return the options with the store whose cards show the labels."""
+    return replace(options, store=store_or_shipped(options.store, options.model.load, options.model.model))
 
 
 def _automatic(options: Options) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from icebear.app.cli.options import ModelOptions, option, record, verb
+from icebear.app.cli.options import ModelOptions, named, option, record, verb
 from icebear.errors import need
 
 
@@ -41,5 +41,5 @@ def mcp(options: Options) -> None:
     from icebear.app.mcp.session import Session
 
     folder, ledger = (Path(path) if path else None for path in (options.folder, options.ledger))
-    loading = options.model
-    server(Session(loading.model, loading.arguments, options.store, folder, options.base_model, ledger)).run("stdio")
+    loading, store = options.model, options.store if named("store") else None
+    server(Session(loading.model, loading.arguments, store, folder, options.base_model, ledger)).run("stdio")

@@ -10,7 +10,7 @@ import icebear
 from icebear.app.cli.options import ModelOptions, argument, exactly_one, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import annotating, waiting
-from icebear.app.cli.stores import store_alone, store_if_any, store_or_shipped
+from icebear.app.cli.stores import named_or_folder_store, store_alone, store_or_shipped
 from icebear.errors import StoreError
 from icebear.records import Neuron
 
@@ -61,7 +61,8 @@ def neuron(options: Options) -> None:
         return _significant(options)
     wanted = Neuron.parse(options.neuron)
     if options.base_model is None:
-        path = store_or_shipped(options.store, options.model.load, options.model.model, required=False)
+        loading = options.model
+        path = store_or_shipped(options.store, loading.load, loading.model, required=False, site=wanted.site)
         options = replace(options, store=path)
     if not (options.effects or options.annotate or wanted.site == "head") and options.base_model is None:
         with store_alone(options.store, options.model.model) as store:
@@ -70,7 +71,7 @@ def neuron(options: Options) -> None:
     model = options.model.load()
     if options.base_model is not None:
         return _vocabulary(model, wanted, options)
-    with store_if_any(options.store, model) as store:
+    with named_or_folder_store(options.store, model) as store:
         if store:
             _card(model, wanted, store, options)
         elif wanted.site == "head":
@@ -115,10 +116,11 @@ def _significant(options: Options) -> None:
     from icebear.actmax.labels.meanings import most_significant
     from icebear.app.cli.tables.cards import labels_table
 
-    with icebear.open_store(options.store) as store:
+    path = store_or_shipped(options.store, options.model.load, options.model.model)
+    with icebear.open_store(path) as store:
         tried, made_with = store.labels.all_meanings(), store.made_with()
     if not tried:
-        raise StoreError(f"{options.store} has no automatic labels yet; make them with icebear label --auto.")
+        raise StoreError(f"{path} has no automatic labels yet; make them with icebear label --auto.")
     labels = most_significant(tried)
     rows = labels[: options.top]
     title = (

@@ -24,12 +24,15 @@ def search(options: Options) -> None:
       icebear search "Arctic ice" --store wiki.db --top 5
     """
     from icebear.actmax import searching
+    from icebear.actmax.index.index_choice import store_name
     from icebear.app.cli.tables.cards import hits_report
-    from icebear.db.search import absent
+    from icebear.db.search import absent, headings
 
-    with icebear.open_store(store_or_shipped(options.store, lambda: icebear.load_model())) as store:
+    with icebear.open_store(store_or_shipped(options.store, icebear.load_model)) as store:
         hits = searching.search(store, options.text, options.top)
         labels, made_with = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}, store.made_with()
-        lacking, sample = absent(store, options.text), store.sample
+        lacking, by_kind = absent(store, options.text), headings(store)
+        index = f"{store_name(store)}. It holds {store.sample}"
     rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in hits]
-    show(options.json, {**made_with, "hits": rows, "absent": lacking}, *hits_report(hits, labels, lacking, sample))
+    report = hits_report(hits, labels, lacking, by_kind, index)
+    show(options.json, {**made_with, "hits": rows, "absent": lacking}, *report)

@@ -23,7 +23,7 @@ from streamlit import runtime
 from icebear.actmax.index.shipped_index import prepared_index, shipped_index, shipped_path
 from icebear.cache import cache_folder, cached, partial_folder
 from icebear.db.sqlite import OPENED, VERSION
-from icebear.db.store import complete_facts
+from icebear.db.store import complete_facts, documents_read
 from icebear.errors import IcebearError, known_error
 from icebear.models.loading.presets import PRESETS
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SMALL_INDEX = 300
 """Summaries in the small index, which the app builds in the background."""
 LARGE_INDEX = 3000
-"""Summaries in the larger one, which the visitor starts."""
+"""Summaries in the larger one, which the visitor starts; twice as many as are there, if those are more."""
 SITES = ("ffn", "attn", "head")
 """What the app indexes: all that it ranks and links to."""
 BATCH = 4
@@ -245,12 +245,16 @@ class Shared:
         """As long as the relevance is cached."""
         self._lock = threading.Lock()
 
-    def build(self, model: Job, path: Path | None = None) -> None:
+    def build(self, model: Job, path: Path | None = None, documents: int = SMALL_INDEX) -> None:
         """Start to build the small index, or a larger one at `path`; the job's result is its path.
 
         Nothing happens while that is going on. After an error or a stop it resumes.
         """
-        self.begin(path, f"Building {path.name}" if path else "Building the small index", partial(_build, model, path))
+        self.begin(
+            path,
+            f"Building {path.name}" if path else "Building the small index",
+            partial(_build, model, path, documents),
+        )
 
     def begin(self, key: Hashable, what: str, work: Callable[[Job], Any]) -> None:
         """Start work that goes on whatever page is shown, as `build` does."""
@@ -303,20 +307,23 @@ def fetched(folder: Path, size: int) -> float:
     return min(1.0, size_there / size)
 
 
-def small_index(model: str) -> list[Path]:
-    """Return the finished small indexes of a model in the cache, the one that the app builds first."""
+def cached_indexes(model: str) -> list[Path]:
+    """Return the finished indexes of a model in the cache, the one with the most documents first: the small one that
+    the app builds, and the one that comes with icebear."""
     names = (f"summaries-{escape(Path(model).name)}-*-v{version}.db" for version in reversed(OPENED))
     paths = [path for name in names for path in sorted(cache_folder().glob(name))]
     shipped = shipped_path(model)
     if shipped and (shipped.exists() if shipped in shared().prepared else prepared_index(model)):
         shared().prepared.add(shipped)
         paths.append(shipped)
-    return [path for path in paths if complete_facts(path).get("model") == model]
+    facts = {path: complete_facts(path) for path in paths}
+    of_model = [path for path in paths if facts[path].get("model") == model]
+    return sorted(of_model, key=lambda path: -(documents_read(facts[path]) or 0))
 
 
-def _build(loading: Job, path: Path | None, job: Job) -> Path:
-    """Build an index of summaries at `path`, or the small one in the cache; or prepare the one that comes with icebear.
-    Return its path."""
+def _build(loading: Job, path: Path | None, documents: int, job: Job) -> Path:
+    """Build an index of so many summaries at `path`, or the small one in the cache; or prepare the one that comes with
+    icebear. Return its path."""
     job.doing = "waiting for the model"
     while loading.is_alive():
         job.step(0, 1)
@@ -336,7 +343,7 @@ def _build(loading: Job, path: Path | None, job: Job) -> Path:
         shipped_index(model.name, lambda: model)
         return path
     job.doing = "fetching the summaries"
-    corpus = read_corpus("wiki-summaries", limit=LARGE_INDEX if path else SMALL_INDEX)
+    corpus = read_corpus("wiki-summaries", limit=documents)
     name = f"summaries-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-heads-v{VERSION}.db"
     path = path or cache_folder() / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
+from icebear.actmax.index.index_choice import has_same_texts, store_name
 from icebear.actmax.index.shipped_index import shipped_path
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import LARGE_INDEX, SMALL_INDEX, Job, shared
+from icebear.app.web.shared.background import LARGE_INDEX, SMALL_INDEX, Job, cached_indexes, shared
 from icebear.cache import cache_folder
-from icebear.db.store import complete_facts, documents_read
+from icebear.db.store import documents_read, scan_facts
 from icebear.errors import StoreError
 
 WHAT_FOR = (
@@ -25,9 +28,7 @@ def show() -> None:
         label = _label(ready)
     except StoreError:  # the file is something else; a view that needs it reports that
         ready, label = False, f"{served.named_store()} cannot be read"
-    shipped = shipped_path(served.model_name())
-    if not ready and shipped and shipped not in shared().builds:
-        shared().build(jobs.loading(), shipped)
+    _prepare_shipped(ready)
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         st.markdown("**icebear**", width="content")
         name = Path(served.model_name())
@@ -39,18 +40,25 @@ def show() -> None:
             _watching()
 
 
+def _prepare_shipped(ready: bool) -> None:
+    """Start to prepare the index that comes with icebear, if it is to be read and is not there yet."""
+    name = served.model_name()
+    shipped = shipped_path(name)
+    if not shipped or shipped in shared().builds:
+        return
+    if not ready or (served.choice().is_shipped and shipped not in cached_indexes(name)):
+        shared().build(jobs.loading(), shipped)
+
+
 def _label(ready: bool) -> str:
     if ready:
-        return (
-            served.named_store().name
-            if served.store_path() == served.named_store()
-            else f"{documents_read(complete_facts(served.store_path())):,} Wikipedia summaries"
-        )
+        with served.store() as opened:
+            return store_name(opened)
     return "being built" if any(job.is_alive() for job in shared().builds.values()) else "none"
 
 
 def _about(ready: bool) -> None:
-    """Say what the index is, and offer the larger one."""
+    """Say what the index is, and offer a larger one."""
     if not ready:
         _offer("header")
         return
@@ -59,14 +67,30 @@ def _about(ready: bool) -> None:
         sample = opened.sample
     st.markdown(markdown.plain(f"It holds {sample}, read by {facts['model']}"))
     st.caption(markdown.plain(str(served.store_path().absolute())))
-    if served.store_path() != served.named_store():
+    st.caption(markdown.plain(served.choice().note))
+    documents = larger(facts)
+    if served.store_path() != served.named_store() and documents and _can_hold(served.named_store(), facts):
         job = shared().builds.get(served.named_store())
         _outcome(job)
         if not (job and job.is_alive()):
             st.caption(
                 f"A larger one is written to {markdown.plain(str(served.named_store().absolute()))}. You can stop it."
             )
-            _button(f"Build a larger index ({LARGE_INDEX:,} articles)", "build_larger", served.named_store())
+            _button(f"Build a larger index ({documents:,} articles)", "build_larger", served.named_store(), documents)
+
+
+def larger(facts: Mapping[str, Any]) -> int | None:
+    """Return how many documents an index has that is larger than one with these facts; None if it has all."""
+    count, size = documents_read(facts), facts.get("documents")
+    if count is None or size is None or count >= size:
+        return None
+    return min(size, LARGE_INDEX if count < LARGE_INDEX else 2 * count)
+
+
+def _can_hold(path: Path, facts: Mapping[str, Any]) -> bool:
+    """Return whether an index of the same model and texts can be written to a path."""
+    before = scan_facts(path)
+    return not before or (before["fingerprint"] == facts["fingerprint"] and has_same_texts(before, facts))
 
 
 @st.fragment(run_every=1.0)
@@ -122,6 +146,6 @@ def _outcome(job: Job | None) -> None:
         st.error(markdown.plain(str(job.error)))
 
 
-def _button(label: str, key: str, path: Path | None) -> None:
+def _button(label: str, key: str, path: Path | None, documents: int = SMALL_INDEX) -> None:
     build = shared().build
-    st.button(label, key=key, type="primary", on_click=lambda: build(jobs.loading(), path))
+    st.button(label, key=key, type="primary", on_click=lambda: build(jobs.loading(), path, documents))

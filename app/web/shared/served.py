@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from icebear.actmax.index.index_choice import FOLDER_STORE, IndexChoice, choose_index
 from icebear.app import example
 from icebear.app.web.shared import background
 from icebear.db.store import Store, complete_facts, open_store
@@ -16,8 +17,9 @@ from icebear.errors import IcebearError
 
 
 def settings() -> dict[str, Any]:
-    """Return the index's path and the arguments of `load_model` that `icebear app` was started with."""
-    return {"store": "icebear.db", "model": example.MODEL, **json.loads(os.environ.get("ICEBEAR_APP", "{}"))}
+    """Return the path of the index, None if none was named, and the arguments of `load_model` that `icebear app` was
+    started with."""
+    return {"store": None, "model": example.MODEL, **json.loads(os.environ.get("ICEBEAR_APP", "{}"))}
 
 
 def model_settings() -> dict[str, Any]:
@@ -34,17 +36,26 @@ def a_neuron() -> str:
 
 
 def named_store() -> Path:
-    return Path(settings()["store"])
+    """Return the path of the index that was named, or else of the folder's store."""
+    return Path(settings()["store"] or FOLDER_STORE)
 
 
-def store_path(site: str | None = None) -> Path:
-    """Return the path of the named index; while it is missing or unfinished, of a small one in the cache.
+def choice(site: str | None = None, with_vectors: bool = False) -> IndexChoice:
+    """Return what `choose_index` does for this model; of an index that was named, that it is read."""
+    named = settings()["store"] is not None
+    return IndexChoice(False) if named else choose_index(named_store(), model_name(), site, with_vectors)
 
-    site: that the index must have; if none has it, the path is of the named one.
+
+def store_path(site: str | None = None, with_vectors: bool = False) -> Path:
+    """Return the path of the index that is read: the named one or the folder's; while that is missing or unfinished, or
+    has fewer documents than the one that comes with icebear, the largest in the cache.
+
+    site, with_vectors: what the index must have, if any index has it; else the path is of the named one.
     """
-    if _has(named_store(), site):
+    if not choice(site, with_vectors).is_shipped and _has(named_store(), site):
         return named_store()
-    return next((path for path in background.small_index(model_name()) if _has(path, site)), named_store())
+    paths = [path for path in background.cached_indexes(model_name()) if _has(path, site)]
+    return next((path for path in paths if with_vectors and has_vectors(path)), paths[0] if paths else named_store())
 
 
 def _has(path: Path, site: str | None) -> bool:
@@ -52,10 +63,15 @@ def _has(path: Path, site: str | None) -> bool:
     return bool(facts) and site in (None, *facts["sites"])
 
 
+def has_vectors(path: Path) -> bool:
+    """Return whether an index has vectors of sentences."""
+    return bool(complete_facts(path).get("encoder"))
+
+
 @contextmanager
-def store(site: str | None = None) -> Iterator[Store]:
+def store(site: str | None = None, with_vectors: bool = False) -> Iterator[Store]:
     """Open the index for this run of the script. Raises `StoreError` if there is none."""
-    with open_store(store_path(site)) as opened:
+    with open_store(store_path(site, with_vectors)) as opened:
         yield opened
 
 

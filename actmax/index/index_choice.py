@@ -1,0 +1,108 @@
+"""Which index is read where no store is named: the folder's, or the one that comes with icebear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from icebear.actmax.index.corpus import WIKI
+from icebear.actmax.index.shipped_index import shipped_facts
+from icebear.db.store import Store, documents_read, scan_facts
+
+FOLDER_STORE = "icebear.db"
+"""The store of a folder, which is read, or not, where none is named."""
+CORPUS = ("corpus", "language", "column", "content")
+"""The facts of an index that identify its texts; a sample of them is the beginning of a larger one."""
+
+
+class IndexChoice(NamedTuple):
+    is_shipped: bool
+    """Whether the index that comes with icebear is read, rather than the folder's store."""
+    note: str = ""
+    """Which of two indexes is read, and how to read the other; empty if there is no other."""
+
+
+def choose_index(store: Path, model: str, site: str | None = None, with_vectors: bool = False) -> IndexChoice:
+    """Return which index is read for a model of this name: a folder's store, or the one that comes with icebear.
+
+    The one that comes with icebear is read if the folder has none, or one of another model, or an unfinished one, or
+    one of the same texts with fewer documents. Then the other one can be named. If the texts are others, the folder's
+    is read.
+
+    Parameters
+    ----------
+    store
+        Of the folder; it may be missing.
+    model
+    site, with_vectors
+        What the index must have: neurons of a site, vectors of sentences. If the one that comes with icebear lacks it,
+        the folder's is read.
+
+    Raises
+    ------
+    StoreError
+        If the file is not a store.
+    """
+    shipped, facts = shipped_facts(model), scan_facts(store)
+    if not shipped or not facts:
+        return IndexChoice(bool(shipped))
+    about_shipped = f"the {_shipped_name(shipped)}"
+    if facts["fingerprint"] != shipped["fingerprint"]:
+        ignored = f"Reading {about_shipped}: {store} is an index of {facts['model']}, not of {model}."
+        return IndexChoice(True, ignored) if facts["model"] != model else IndexChoice(False)
+    if site not in (None, *shipped["sites"]) or (with_vectors and not shipped.get("encoder")):
+        return IndexChoice(False)
+    if "finished" not in facts:
+        return IndexChoice(True, f"Reading {about_shipped}: {store} is not finished; run icebear index again.")
+    if has_same_texts(facts, shipped) and _documents(facts) < _documents(shipped):
+        return IndexChoice(
+            True, f"Reading {about_shipped}: {store} has fewer ({index_name(facts)}); to read it: --store {store}"
+        )
+    replaced = "" if has_same_texts(facts, shipped) else ", which is of other texts; another folder reads that"
+    return IndexChoice(False, f"Reading {store} ({index_name(facts)}), not {about_shipped}{replaced}.")
+
+
+def has_same_texts(facts: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    return all(facts.get(name) == others.get(name) for name in CORPUS)
+
+
+def _documents(facts: Mapping[str, Any]) -> float:
+    """Return how many documents an index has; a stream that was read to its end has more than any."""
+    count = documents_read(facts)
+    return float("inf") if count is None else count
+
+
+def replacement(store: Path, model: str) -> str:
+    """Say instead of what a folder's store, which was just made, is read, or why it is not, and what to do then; empty
+    for another store, and where no index comes with icebear."""
+    shipped = shipped_facts(model)
+    if not shipped or store.resolve() != Path(FOLDER_STORE).resolve():
+        return ""
+    if not choose_index(store, model).is_shipped:
+        replaced = f"the {_shipped_name(shipped)}"
+        return f"In this folder {store} is now read instead of {replaced}; to go back, move {store} to another folder."
+    has_map = choose_index(store, model, with_vectors=True) != choose_index(store, model)
+    return f"The {_shipped_name(shipped)} is larger, and is still read; to read yours: --store {store}" + (
+        ". Only icebear atlas reads yours, because the larger one has no vectors of sentences." if has_map else ""
+    )
+
+
+def store_name(store: Store) -> str:
+    """Return which index a store is, in a few words: "300 summaries, icebear.db"."""
+    return named_index(store.facts.all(), store.path.name)
+
+
+def named_index(facts: Mapping[str, Any], file: str) -> str:
+    """Return what `store_name` does, from the facts of an index."""
+    return f"{index_name(facts)}, {'shipped with icebear' if facts.get('shipped') else file}"
+
+
+def index_name(facts: Mapping[str, Any]) -> str:
+    """Return how many documents of which texts an index has: "300 summaries"."""
+    count, of_corpus = documents_read(facts), f"documents of {facts['corpus']}"
+    return f"{'all' if count is None else f'{count:,}'} {'summaries' if facts['corpus'] == WIKI else of_corpus}"
+
+
+def _shipped_name(facts: Mapping[str, Any]) -> str:
+    return f"index that comes with icebear ({index_name(facts)})"
