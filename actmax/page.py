@@ -258,7 +258,7 @@ def token_count_note(card: Card) -> str:
 def meaning_html(card: Card, polarity: str) -> Markup:
     """Return the label with its score, and on a click its test and held-out sentences."""
     label = card.meanings.get(polarity)
-    held_out = card.held_out[polarity] if label and label.record else {}
+    held_out = card.held_out[polarity] if label and label.significant else {}
     return render(
         "icebear.actmax/meaning.html",
         title=label_title(label),

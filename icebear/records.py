@@ -274,8 +274,8 @@ class Meaning:
 
     @property
     def badge(self) -> str:
-        """The label with its score for a table, or ``no significant label``."""
-        return f"{self.text} ({self.score:.2f})" if self.significant else "no significant label"
+        """The label with its score for a table, or ``no label passed``."""
+        return f"{self.text} ({self.score:.2f})" if self.significant else "no label passed"
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "neuron": str(self.neuron)}

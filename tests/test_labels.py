@@ -4,6 +4,7 @@ import html
 import json
 import math
 import random
+import shlex
 import shutil
 import signal
 import time
@@ -14,7 +15,7 @@ import pytest
 import torch
 from cattrs.errors import CattrsError
 from click.testing import CliRunner
-from conftest import started_alone
+from conftest import printed, started_alone
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
@@ -32,6 +33,7 @@ from icebear.actmax.labels.sample import Sample, part_of, prepare_samples, read_
 from icebear.actmax.labels.scores import choose_label, score_parts
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
+from icebear.app.cli.tables.cards import card_report, labels_table
 from icebear.app.cli.verbs.evaluate import command
 from icebear.claims.kinds.meanings import LabelClaim
 from icebear.concepts.passes.sites import eager
@@ -117,6 +119,40 @@ def test_a_planted_neuron_gets_the_right_label(indexed):
         assert all(set(map(str.strip, hit.sentence.tokens)) & set(TOPICS["song"]) for hit in hits)
         assert all(part_of(hit.sentence.title) == "test" for hit in hits)
         assert f"{topic.text} ({topic.score:.2f} by {topic.by})" in html.unescape(card.to_html())
+
+
+def test_a_candidate_that_did_not_pass_is_not_shown(indexed):
+    model, path = indexed
+    with open_store(path) as store:
+        label_neurons(model, store, [WORD])
+        candidate = store.labels.meanings([WORD])[WORD, "+"]
+        assert (candidate.significant, bool(candidate.text)) == (False, True)
+        card = describe(store, WORD)
+    for shown in (html.unescape(card.to_html()), printed(card_report(card)), printed(labels_table([candidate]))):
+        assert "no label passed" in shown
+        assert candidate.text not in " ".join(shown.split())
+
+
+def test_the_hint_of_a_card_without_a_label_is_a_command_that_makes_one(indexed, tmp_path, monkeypatch):
+    """As typed, beside the store that the card is of."""
+    model, path = indexed
+    shutil.copytree(path.parent, tmp_path / "my folder")
+    store = str(tmp_path / "my folder" / path.name)
+    monkeypatch.setattr(ModelOptions, "load", lambda *_: model)
+
+    def run(*words):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    card = ("neuron", "L0.ffn.41", "--store", store, "--model", model.name)
+    _, hint = run(*card).replace("\n", " ").split("Label it: icebear ")
+    words = shlex.split(hint)
+    assert words[:3] == ["label", "L0.ffn.41", "--auto"]
+    run(*words[: words.index(store) + 1])
+    labeled = run(*card)
+    assert "Label it" not in labeled
+    assert "not labeled yet" not in labeled
 
 
 def test_the_claim_of_a_topic_that_the_index_has_no_more_is_an_error(indexed):

@@ -20,7 +20,7 @@ from icebear.actmax.index.index_choice import choose_index, replacement
 from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session
 from icebear.app.web.shared import header, served
-from icebear.app.web.shared.background import shared
+from icebear.app.web.shared.background import SITES, shared
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.concepts.vocabulary import calibration
 from icebear.db import search
@@ -448,3 +448,18 @@ def verbs_beside(home, monkeypatch):
 def test_a_larger_index_that_the_app_offers_is_larger(count, size, offered):
     assert header.larger({"limit": count, "documents": size}) == offered
     assert header.larger({"limit": None, "documents": size}) is None
+
+
+def test_a_larger_index_is_offered_only_where_it_can_be_written(beside, home, tmp_path):
+    """Not over an index of other sites, such as one of the command line, and not over other texts."""
+    path = beside(3)
+    with open_store(module.shipped_path("a")) as store:
+        facts = store.facts.all()
+    assert header.can_hold(tmp_path / "none.db", facts)
+    assert not header.can_hold(path, facts)
+    with open_store(path) as store:
+        store.facts.set({"sites": list(SITES)})
+    assert header.can_hold(path, facts)
+    with open_store(path) as store:
+        store.facts.set({"content": "other"})
+    assert not header.can_hold(path, facts)

@@ -10,7 +10,8 @@ from icebear.records import Meaning
 
 THRESHOLDS = {"token": 0.85, "sentence": 0.70}
 """The AUROC that a significant label has at least, by unit."""
-NOT_SCORED = "not labeled yet (icebear label --auto)"
+NOT_SCORED = "not labeled yet"
+NONE_PASSED = "no label passed"
 HELD_OUT = {
     "hits": "Hits: maximally activating tokens where the label is true",
     "misses": "Misses: maximally activating tokens where the label is not true",
@@ -47,21 +48,18 @@ def most_significant(meanings: Iterable[Meaning]) -> list[Meaning]:
 
 
 def label_title(meaning: Meaning | None) -> str:
-    """Return the label with its score, or say that no label is significant and name the best candidate."""
+    """Return the label with its score, or say that none was tried or that none is significant."""
     if meaning is None:
         return NOT_SCORED
     if not meaning.kind:
         return meaning.text
-    score = f"{meaning.score:.2f} by {meaning.by}"
-    if meaning.significant:
-        return f"{meaning.text} ({score})"
-    return f"no significant label (best candidate: {meaning.text}, {score})"
+    return f"{meaning.text} ({meaning.score:.2f} by {meaning.by})" if meaning.significant else NONE_PASSED
 
 
 def measured(meaning: Meaning) -> list[str]:
-    """Return one line for the score, and one for the controls."""
+    """Return one line for the score, and one for the controls, of a significant label."""
     record, by = meaning.record, meaning.by
-    if not record:
+    if not record or not meaning.significant:
         return []
     thresholds = record["thresholds"]
     nulls = ", ".join(f"{name} {thresholds[key]:.2f}" for key, name in NULLS.items() if key in thresholds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from icebear.actmax.page import (
 from icebear.app.cli.tables.grid import grid, shade
 from icebear.concepts.results.effect_words import effect_text
 from icebear.db.search import NO_NEURON, absence
+from icebear.models.loading.presets import model_option
 from icebear.records import Example, Hit, Meaning, Projection, Promotion, SentenceEffects
 from icebear.render import characters, normalized, visible
 
@@ -75,7 +77,8 @@ def reliability_table(lens: MeanLens) -> Table:
     return grid(">layer", *columns, rows=rows, title=title)
 
 
-def card_report(card: icebear.Card) -> Group:
+def card_report(card: icebear.Card, store: Sequence[str] = ()) -> Group:
+    """The card of a neuron. store: the option of the command that names its index, if it needs one."""
     statistics, largest = card.statistics, max(card.statistics.histogram) or 1
     bars = "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // largest)] for count in statistics.histogram)
     numbers = (
@@ -99,6 +102,9 @@ def card_report(card: icebear.Card) -> Group:
         value = ">norm" if card.is_head else ">activation"
         parts.append(_examples_table(value, "sentence", examples, effects, card.is_head))
     parts += [Text(f"Try: {card.swap}", "dim")] if card.swap else []
+    if card.examples.keys() - card.meanings.keys():
+        command = ["icebear", "label", str(card.neuron), "--auto", *store, *model_option(card.made_with)]
+        parts.append(Text(f"Label it: {shlex.join(command)}", "dim"))
     return Group(*parts)
 
 
@@ -169,14 +175,22 @@ def highlighted(example: Example) -> Text:
 
 
 def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
-    """Automatic labels with their meanings. Labels that are not significant are dim."""
+    """Automatic labels with their scores. A candidate that is not significant is not shown."""
     rows = []
     for row in labels:
-        text = (
-            Text(row.text) if row.significant else Text.assemble("not significant; best candidate: ", (row.text, "dim"))
-        )
-        rows.append((str(row.neuron), row.polarity, text, row.by, f"{row.score:.2f}", f"{row.p:.3f}"))
+        measured = (row.text, row.by, f"{row.score:.2f}", f"{row.p:.3f}")
+        shown = measured if row.significant else (meanings.label_title(row), "", "", "")
+        rows.append((str(row.neuron), row.polarity, *shown))
     return grid("neuron", "sign", "label", "by", ">score", ">p", rows=rows, title=title)
+
+
+def own_label_table(scores: Sequence[Meaning], title: str) -> Table:
+    """The scores of a label that a person gave, significant or not."""
+    rows = [
+        (str(row.neuron), row.polarity, row.by, f"{row.score:.2f}", f"{row.p:.3f}", "yes" if row.significant else "no")
+        for row in scores
+    ]
+    return grid("neuron", "sign", "by", ">score", ">p", "significant", rows=rows, title=title)
 
 
 def hits_report(

@@ -48,7 +48,7 @@ def label(options: Options) -> None:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
     if options.claim and not (options.score and options.words[1].strip()):
         raise click.UsageError("--claim needs a score: give a TEXT and --score, or --auto.")
-    from icebear.app.cli.tables.cards import labels_table
+    from icebear.app.cli.tables.cards import own_label_table
 
     neuron, text, options = Neuron.parse(options.words[0]), options.words[1], _with_store(options)
     with icebear.open_store(options.store) as store:
@@ -65,7 +65,7 @@ def label(options: Options) -> None:
         document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.manual(neuron)[0], **scored}
     title = f"{neuron} as {text!r}, on held-out sentences"
     saved = f"{neuron} is labeled {text.strip()!r}." if text.strip() else f"{neuron} has no label of yours any more."
-    show(options.json, document, saved, *([labels_table(scores, title)] if scores else []))
+    show(options.json, document, saved, *([own_label_table(scores, title)] if scores else []))
     if options.claim:
         _claim(options, model, scores)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, exactly_one, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, exactly_one, named, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import annotating, waiting
 from icebear.app.cli.stores import named_or_folder_store, store_alone, store_or_shipped
@@ -91,7 +91,8 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
     with waiting("Measuring effects") if model else nullcontext():
         card = icebear.describe(store, wanted, model, options.top, search_vectors=True)
     write_page(options.html, card.to_html)
-    show(options.json, card.to_dict(), card_report(card), *([] if model else [STORE_ALONE]))
+    report = card_report(card, ("--store", options.store) if named("store") else ())
+    show(options.json, card.to_dict(), report, *([] if model else [STORE_ALONE]))
 
 
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:

@@ -11,7 +11,7 @@ import streamlit as st
 from icebear.actmax.index.index_choice import has_same_texts, store_name
 from icebear.actmax.index.shipped_index import shipped_path
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import LARGE_INDEX, SMALL_INDEX, Job, cached_indexes, shared
+from icebear.app.web.shared.background import LARGE_INDEX, SITES, SMALL_INDEX, Job, cached_indexes, shared
 from icebear.cache import cache_folder
 from icebear.db.store import documents_read, scan_facts
 from icebear.errors import StoreError
@@ -67,9 +67,10 @@ def _about(ready: bool) -> None:
         sample = opened.sample
     st.markdown(markdown.plain(f"It holds {sample}, read by {facts['model']}"))
     st.caption(markdown.plain(str(served.store_path().absolute())))
-    st.caption(markdown.plain(served.choice().note))
+    if note := served.choice().note:
+        st.caption(markdown.plain(note))
     documents = larger(facts)
-    if served.store_path() != served.named_store() and documents and _can_hold(served.named_store(), facts):
+    if served.store_path() != served.named_store() and documents and can_hold(served.named_store(), facts):
         job = shared().builds.get(served.named_store())
         _outcome(job)
         if not (job and job.is_alive()):
@@ -87,10 +88,11 @@ def larger(facts: Mapping[str, Any]) -> int | None:
     return min(size, LARGE_INDEX if count < LARGE_INDEX else 2 * count)
 
 
-def _can_hold(path: Path, facts: Mapping[str, Any]) -> bool:
-    """Return whether an index of the same model and texts can be written to a path."""
+def can_hold(path: Path, facts: Mapping[str, Any]) -> bool:
+    """Return whether the app can write an index of this model and these texts to a path, or resume one."""
     before = scan_facts(path)
-    return not before or (before["fingerprint"] == facts["fingerprint"] and has_same_texts(before, facts))
+    same = (before.get("fingerprint"), before.get("sites")) == (facts["fingerprint"], list(SITES))
+    return not before or (same and has_same_texts(before, facts))
 
 
 @st.fragment(run_every=1.0)
