@@ -142,8 +142,8 @@ def test_stages_of_an_own_prompt(environment, smol, few_contexts):
     found = stages(smol, ICE_BEAR, counterfactual=CAMEL)
     assert shapes(text(page)) == shapes(stage_picture(found))
     assert [toggle.label for toggle in page.toggle][1:] == [
-        *(str(head.neuron) for head in found.heads),
         f"{len(found.neurons)} FFN neurons",
+        *(str(head.neuron) for head in found.heads),
     ]
 
 

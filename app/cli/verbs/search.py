@@ -28,7 +28,7 @@ def search(options: Options) -> None:
     from icebear.app.cli.tables.cards import hits_report
     from icebear.db.search import absent, headings
 
-    with icebear.open_store(store_or_shipped(options.store, icebear.load_model)) as store:
+    with icebear.open_store(store_or_shipped(options.store, lambda: icebear.load_model())) as store:
         hits = searching.search(store, options.text, options.top)
         labels, made_with = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}, store.made_with()
         lacking, by_kind = absent(store, options.text), headings(store)
