@@ -420,7 +420,7 @@ def test_labels_are_made_and_told_by_commands(run):
     assert "'zebra'" in run("label", str(WORD), "zebra", "--score")
     assert "zebra (+ " in run("neuron", str(WORD))
     run("label", "--auto", str(HEAD))
-    assert "AUROC of the label for" in run("neuron", str(HEAD))
+    assert "no label passed" in run("neuron", str(HEAD))
 
 
 def test_a_claim_of_a_label_breaks_where_its_neuron_is_another_one(run, indexed):
