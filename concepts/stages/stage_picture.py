@@ -17,7 +17,7 @@ from icebear.render import NEGATIVE, POSITIVE, as_word, hexadecimal, render
 
 WIDTH = 900
 """The width of the picture, in pixels; a page scales it to its column."""
-GRID = 480
+GRID = 446
 """The width of all tokens."""
 ROW_HEIGHT = 30
 """The height of a layer's row."""
@@ -192,6 +192,7 @@ def stage_picture(
         arrows=arrows(stages),
         words=sorted(stages.words, key=lambda word: -word.effect),
         answers=answers(stages, now),
+        is_switched=now is not None,
         off={str(node) for node in off},
         cards=cards,
         summary=" ".join(summary(stages)),
