@@ -169,6 +169,7 @@ def exchange_lines(exchanged: WhatIf) -> list[Line]:
     for number, row in enumerate(exchanged.shown, 1):
         probable = f"{row.answer!r:{answer}} {row.probability:.2f}"
         text = f" {number} {row.word:{word}} -> {row.instead:{instead}}  {probable}  {row.change:+.1f}"
+        text += f"   ({among})" if (among := exchanged.median(row)) else ""
         lines += [Line(text, wraps=False), Line(f"     {exchanged.command(row)}", "dim", indent=5)]
     return [*lines, Line(f"   {control_text(exchanged)}"), Line("")]
 

@@ -118,6 +118,12 @@ class WhatIf(InNotebooks):
         """The rows of the table."""
         return tuple(exchange for word in self.words[:SHOWN_WORDS] for exchange in word[:SHOWN_EACH])
 
+    def median(self, exchange: Exchange) -> str:
+        """Say the median change by the exchanges of the same word, where several were read and this is the first."""
+        word = next(word for word in self.words if exchange in word)
+        is_first = len(word) > 1 and exchange is word[0]
+        return f"median of {len(word)}: {median(row.change for row in word):+.1f}" if is_first else ""
+
     @property
     def matters(self) -> bool:
         """Whether an exchange changes the explained word by a nat or more."""
