@@ -91,15 +91,13 @@ def likely_words(reader: Reader, rows: Sequence[Sequence[int]], logits: Sequence
     special = model.special_ids()
     for step in range(APPENDED + 1):
         begun = {number: list(_candidates(values)) for number, (_, values) in waiting.items()}
-        texts = _completed(reader, {n: [*rows[n], *waiting[n][0]] for n in waiting}, begun)
+        content = _first_content(reader, {n: [*rows[n], *waiting[n][0]] for n in waiting}, begun)
         behind: dict[int, tuple[int, ...]] = {}
         for number, candidates in begun.items():
             appended, _ = waiting[number]
-            likely = next((row for row in candidates if is_content(texts[number, row[0]])), None)
-            if likely:
-                words[number] = LikelyWord(
-                    likely[0], model.answer_text(likely[0]), texts[number, likely[0]], likely[1], appended
-                )
+            if likely := content.get(number):
+                token, probability, text = likely
+                words[number] = LikelyWord(token, model.answer_text(token), text, probability, appended)
             elif step < APPENDED and candidates[0][0] not in special:
                 behind[number] = (*appended, candidates[0][0])
         after = reader.next_logits([[*rows[number], *appended] for number, appended in behind.items()])
@@ -134,24 +132,39 @@ def _candidates(logits: Tensor) -> Iterator[tuple[int, float]]:
     yield from takewhile(lambda row: row[1] >= LIKELY_SHARE * best.values[0].item(), rows)
 
 
-def _completed(
+def _first_content(
     reader: Reader, rows: dict[int, list[int]], begun: dict[int, list[tuple[int, float]]]
-) -> dict[tuple[int, int], str]:
-    """Return (number, token) -> the word that each token begins after a row, continued greedily while it goes on.
+) -> dict[int, tuple[int, float, str]]:
+    """Return number -> the first of the likeliest tokens that begins a content word after a row, its probability, and
+    the word; a token is completed only where those before it begin none."""
+    content: dict[int, tuple[int, float, str]] = {}
+    waiting = {number: iter(candidates) for number, candidates in begun.items()}
+    while waiting:
+        tried = {number: next(candidates, None) for number, candidates in waiting.items()}
+        waiting = {number: candidates for number, candidates in waiting.items() if tried[number]}
+        each = {number: candidate for number, candidate in tried.items() if candidate}
+        texts = _completed(reader, rows, {number: token for number, (token, _) in each.items()})
+        content |= {number: (*each[number], text) for number, text in texts.items() if is_content(text)}
+        waiting = {number: candidates for number, candidates in waiting.items() if number not in content}
+    return content
 
-    Only the first tokens that may begin a content word are continued.
+
+def _completed(reader: Reader, rows: dict[int, list[int]], begun: dict[int, int]) -> dict[int, str]:
+    """Return number -> the word that a token begins after a row, continued greedily while it goes on.
+
+    Only a token that may begin a content word is continued.
     """
     model = reader.model
-    texts = {(number, token): model.answer_text(token) for number, tokens in begun.items() for token, _ in tokens}
-    open_ends = {key: [key[1]] for key, text in texts.items() if _may_go_on(text)}
+    texts = {number: model.answer_text(token) for number, token in begun.items()}
+    open_ends = {number: [begun[number]] for number, text in texts.items() if _may_go_on(text)}
     for _ in range(COMPLETED - 1):
-        logits = reader.next_logits([[*rows[number], *ids] for (number, _), ids in open_ends.items()])
-        going = dict[tuple[int, int], list[int]]()
-        for (key, ids), values in zip(open_ends.items(), logits, strict=True):
+        logits = reader.next_logits([[*rows[number], *ids] for number, ids in open_ends.items()])
+        going = dict[int, list[int]]()
+        for (number, ids), values in zip(open_ends.items(), logits, strict=True):
             best = int(values.argmax())
             if (is_word(text := model.answer_text(best)) or PART in text) and best not in model.special_ids():
-                going[key] = [*ids, best]
-                texts[key] = "".join(model.pieces(going[key]))
+                going[number] = [*ids, best]
+                texts[number] = "".join(model.pieces(going[number]))
         open_ends = going
     return texts
 
