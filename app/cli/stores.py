@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import click
 
@@ -82,15 +83,20 @@ def has_index(path: str) -> bool:
 def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | None]:
     """Open the store of a verb that also works without one; for that of a folder the index that `choose_index` says, if
     it is prepared. Raises `StoreError` for one that was named."""
+    shipped = None if named("store") or not has_index(path) else _shipped_instead(path, model.name)
+    with named_or_folder_store(str(shipped or path), model) as store:
+        yield store
+
+
+def _shipped_instead(path: str, model: str) -> Path | None:
+    """Return the path of the index that comes with icebear, if it is read rather than a folder's store."""
     from icebear.actmax.index.index_choice import choose_index
     from icebear.actmax.index.shipped_index import prepared_index
 
-    shipped = None
     with suppress(StoreError):  # which whoever opens it gets
-        if not named("store") and has_index(path) and choose_index(local(path), model.name).is_shipped:
-            shipped = prepared_index(model.name)
-    with named_or_folder_store(str(shipped or path), model) as store:
-        yield store
+        if choose_index(local(path), model).is_shipped:
+            return prepared_index(model)
+    return None
 
 
 @contextmanager
