@@ -164,7 +164,7 @@ def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
         lit = {"lit": "neighbors of a neuron", "near": str(card.neuron), "near_polarity": polarity}
         st.button("Show its neighbors in the Atlas", key="to_atlas", on_click=links.go, args=("atlas",), kwargs=lit)
     with st.expander("Statistics" if worded or card.is_head else "Statistics and vocabulary"):
-        st.caption(page.statistics_line(card))
+        st.caption(markdown.plain(page.statistics_line(card)))
         histogram(card.statistics)
         if not worded:
             _styled(page.projections_html(card.projections, polarity))
@@ -202,7 +202,7 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
         above = st.empty()
         st.markdown(f"### {page.heading(card, side)}")
         if card.is_head:
-            st.caption(page.head_marks(card))
+            st.caption(markdown.plain(page.head_marks(card)))
         elif words := peaks(card.examples[side]):
             st.markdown(words)
         if side in card.meanings:
