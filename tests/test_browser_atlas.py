@@ -130,6 +130,8 @@ def test_the_map_fits_a_phone_and_the_night(chromium, small):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         if scheme == "light":
+            open_view(page, address, "atlas")
+            page.wait_for_timeout(5000)
             shown_map(open_view(page, address, "atlas")).get_by_label("Color").select_option("layer")
         settled(page)
         points = points_of(path, page)
