@@ -20,14 +20,17 @@ PIXEL = "(canvas, [x, y]) => [...canvas.getContext('2d').getImageData(x, y, 1, 1
 
 
 @pytest.fixture(scope="module")
-def small(tiny_folder, tmp_path_factory):
-    """The path of a small index, and the address of an app with it."""
+def small(chromium, tiny_folder, tmp_path_factory):
+    """The path of a small index, and the address of an app with it, in which a click has drawn the map."""
     path = tmp_path_factory.mktemp("atlas") / "c.db"
     path.with_suffix(".txt").write_text("\n".join(SENTENCES))
     with open_store(path, create=True) as store:
         build_index(load_model(tiny_folder), read_corpus(str(path.with_suffix(".txt"))), store, k=4)
         store.labels.set_manual("L1.ffn.3", "<i>mine</i>")
     with serving(path, "--model", tiny_folder, few=True) as address:
+        page = open_view(chromium.new_page(), address, "atlas")
+        page.get_by_role("button", name="Draw the map").click()
+        shown_map(page).close()
         yield path, address
 
 
@@ -64,7 +67,6 @@ def alone(points):
 def test_a_map_is_drawn_once_and_its_points_lead_to_cards_lists_and_concepts(chromium, small):
     path, address = small
     page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "atlas")
-    page.get_by_role("button", name="Draw the map").click()
     shown_map(page)
     canvas, points = page.locator(".map canvas"), points_of(path, page)
     side, corner = alone(points), canvas.bounding_box()
@@ -130,8 +132,6 @@ def test_the_map_fits_a_phone_and_the_night(chromium, small):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         if scheme == "light":
-            open_view(page, address, "atlas")
-            page.wait_for_timeout(5000)
             shown_map(open_view(page, address, "atlas")).get_by_label("Color").select_option("layer")
         settled(page)
         points = points_of(path, page)
