@@ -169,7 +169,7 @@ def exchange_lines(exchanged: WhatIf) -> list[Line]:
     for number, row in enumerate(exchanged.shown, 1):
         probable = f"{row.answer!r:{answer}} {row.probability:.2f}"
         text = f" {number} {row.word:{word}} -> {row.instead:{instead}}  {probable}  {row.change:+.1f}"
-        text += f"   ({among})" if (among := exchanged.median(row)) else ""
+        text += f"   ({among})" if (among := exchanged.median_text(row)) else ""
         lines += [Line(text, wraps=False), Line(f"     {exchanged.command(row)}", "dim", indent=5)]
     return [*lines, Line(f"   {control_text(exchanged)}"), Line("")]
 
@@ -286,11 +286,11 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
 
 def _word_lines(exchanged: WhatIf | None) -> list[Line]:
     """Say after which tokens the explained word comes, and which word it begins."""
-    after = _after_sentence(exchanged) if exchanged and exchanged.explained_after else ""
+    after = after_sentence(exchanged) if exchanged and exchanged.explained_after else ""
     return [Line(text) for text in (after, word_sentence(exchanged)) if text]
 
 
-def _after_sentence(exchanged: WhatIf) -> str:
+def after_sentence(exchanged: WhatIf) -> str:
     """Say after which tokens the explained word comes."""
     after = quoted(exchanged.explained_after)
     if exchanged.answer:

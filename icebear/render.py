@@ -37,7 +37,7 @@ def environment() -> Environment:
     jinja.filters.update(
         number=format, visible=visible, repr=repr, made_with=made_with_line, xml=_xml, style=style, linked=linked
     )
-    jinja.globals.update(heatmap=heatmap, marked=marked)
+    jinja.globals.update(headline=headline, heatmap=heatmap, marked=marked)
     return jinja
 
 
@@ -93,6 +93,12 @@ def linked(text: str, cards: Collection[str] | None = ()) -> Markup:
         link.format(part) if number % 2 and (cards is None or part in cards) else part
         for number, part in enumerate(parts)
     )
+
+
+def headline(sentence: str, cards: Collection[str] | None = ()) -> Markup:
+    """Return the sentence on top of a result. cards: see `linked`."""
+    style = "font-size:20px;font-weight:600;line-height:1.3;margin:.4rem 0"
+    return Markup('<p class="finding" style="{}">{}</p>').format(style, linked(sentence, cards))
 
 
 def normalized(values: list[float], apart: Collection[int] = ()) -> list[float]:

@@ -118,11 +118,11 @@ class WhatIf(InNotebooks):
         """The rows of the table."""
         return tuple(exchange for word in self.words[:SHOWN_WORDS] for exchange in word[:SHOWN_EACH])
 
-    def median(self, exchange: Exchange) -> str:
+    def median_text(self, exchange: Exchange) -> str:
         """Say the median change by the exchanges of the same word, where several were read and this is the first."""
         word = next(word for word in self.words if exchange in word)
         is_first = len(word) > 1 and exchange is word[0]
-        return f"median of {len(word)}: {median(row.change for row in word):+.1f}" if is_first else ""
+        return f"median of {len(word)}: {median_change(word):+.1f}" if is_first else ""
 
     @property
     def matters(self) -> bool:
@@ -145,10 +145,11 @@ class WhatIf(InNotebooks):
         if isinstance(self.prompt, Answer):
             word = {"prompt": self.prompt, "span": self._span}
         else:
-            word = {"prompt": self._read(self.prompt), "target": self.explained.token}
+            read = self.read(self.prompt) if isinstance(self.prompt, str) else self.prompt
+            word = {"prompt": read, "target": self.explained.token}
         if exchange is None:
             return word
-        other = self.chat.asking(exchange.text) if self.chat else self._read(exchange.text)
+        other = self.chat.asking(exchange.text) if self.chat else self.read(exchange.text)
         contrast = {} if exchange.contrast is None else {"contrast": exchange.contrast}
         return {**word, "counterfactual": other, **contrast}
 
@@ -169,17 +170,16 @@ class WhatIf(InNotebooks):
         start = len(self.explained.after)
         return start, start + 1
 
-    def _read(self, prompt: str | Chat) -> str | Chat:
-        """Return what the model reads before the explained word."""
-        return prompt + self.explained_after if isinstance(prompt, str) else prompt
+    def read(self, text: str) -> str:
+        """Return what the model reads before the explained word, of a text or a changed one."""
+        return text + self.explained_after
 
     def command(self, exchange: Exchange) -> str:
         """Return the command that explains the prompt beside one exchange."""
         if self.chat:
             compared = [*_chat_words(self.chat, self.file), "--counterfactual", exchange.text]
         else:
-            texts = [f"{text}{self.explained_after}" for text in (self.prompt, exchange.text)]
-            compared = [texts[0], "--counterfactual", texts[1]]
+            compared = [self.read(str(self.prompt)), "--counterfactual", self.read(exchange.text)]
         words = ["icebear", "explain", *compared, *self._named_word()]
         words += [] if exchange.contrast is None else ["--contrast", exchange.contrast_text]
         return shlex.join([*words, *model_option(self.made_with)])
@@ -207,7 +207,7 @@ class WhatIf(InNotebooks):
                 f"No word is decisive: the largest change of {self.explained.text!r} is {row.change:+.1f} nats, with "
                 f"{row.instead!r} instead of {row.word!r}."
             )
-        change = f"{median(row.change for row in self.words[0]):+.1f} nats"
+        change = f"{median_change(self.words[0]):+.1f} nats"
         several = f"{count} other words there change it by {change} (median)"
         changes = several if others else f"another word there changes it by {change}"
         verb = "stays" if most.answer == self.explained.text else "is"
@@ -484,10 +484,15 @@ def _contrast(model: Model, answer: LikelyWord, compared: Compared) -> tuple[int
 
 def _ordered(exchanges: Sequence[Exchange]) -> list[Exchange]:
     """Sort by the median change of the word, and by the change; those by which the explained word loses most first."""
-    changes: dict[int, list[float]] = {}
+    words: dict[int, list[Exchange]] = {}
     for exchange in exchanges:
-        changes.setdefault(exchange.position, []).append(exchange.change)
-    return sorted(exchanges, key=lambda x: (median(changes[x.position]), x.position, x.change))
+        words.setdefault(exchange.position, []).append(exchange)
+    medians = {position: median_change(word) for position, word in words.items()}
+    return sorted(exchanges, key=lambda x: (medians[x.position], x.position, x.change))
+
+
+def median_change(exchanges: Sequence[Exchange]) -> float:
+    return median(exchange.change for exchange in exchanges)
 
 
 def log_odds(logits: Tensor, token: int) -> float:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from icebear.app.web.shared import jobs, links, markdown, served
 from icebear.app.web.shared.background import Job
-from icebear.explanation.sentences import chosen_sentence, word_sentence
+from icebear.explanation.sentences import after_sentence, chosen_sentence, word_sentence
 from icebear.models.text.chat import Chat
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ OFFERED = 2
 def forget() -> None:
     """What was chosen for another prompt does not fit the one that is typed, for which icebear chooses; a callback."""
     state = st.session_state
-    state.update(counterfactual="", target=None, contrast=None, switch=False, word=None, begun_as=None)
+    state.update(counterfactual="", target=None, contrast=None, switch=False, word=None, begun=None)
     if edits := state.get("edits"):  # a swap is with another prompt
         state["edits"] = "\n".join(line for line in edits.splitlines() if "<-" not in line)
     typed = state["typed"] = state["prompt"]
@@ -72,15 +72,16 @@ def choose() -> Job | None:
 def put(exchanged: WhatIf, exchange: Exchange | None) -> None:
     """Fill the fields with a prompt and one of its exchanges, or the prompt alone, and the words that are compared."""
     target, contrast = exchanged.answers(exchange)
+    prompt = exchanged.read(str(exchanged.prompt))
     st.session_state.update(
-        prompt=f"{exchanged.prompt}{exchanged.explained_after}",
-        counterfactual=exchange.text + exchanged.explained_after if exchange else "",
+        prompt=prompt,
+        counterfactual=exchanged.read(exchange.text) if exchange else "",
         target=target,
         contrast=contrast,
         switch=False,
         typed=None,
         word=None,
-        begun_as=exchanged.prompt,
+        begun=(prompt, exchanged.prompt),
     )
 
 
@@ -94,17 +95,16 @@ def show_choice(prompt: str, counterfactual: str | None) -> None:
         return
     if st.session_state.get("chosen") == (prompt, counterfactual or ""):
         st.caption(markdown.plain(chosen_sentence(counterfactual, WAYS)))
-    exchanged = outcome(exchanging(prompt)) if st.session_state.get("begun_as") else None
+    exchanged = outcome(exchanging(prompt)) if _begun_as(prompt) else None
     if exchanged is None:
         return
     if begun := word_sentence(exchanged):
         st.caption(markdown.plain(begun))
-    if exchanged.explained_after and prompt == f"{exchanged.prompt}{exchanged.explained_after}":
-        after = f"{exchanged.explained_after!r}, the likeliest, was added to the prompt; a content word comes after it."
+    if exchanged.explained_after:
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.caption(markdown.plain(after), width="content")
+            st.caption(markdown.plain(after_sentence(exchanged)), width="content")
             st.button("Explain the next token instead", key="next_token", on_click=_take_back, args=(exchanged.prompt,))
-    others = [row for row in exchanged.comparisons if row.text + exchanged.explained_after != counterfactual]
+    others = [row for row in exchanged.comparisons if exchanged.read(row.text) != counterfactual]
     if others and len(others) < len(exchanged.comparisons):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.caption("Or compare by:", width="content")
@@ -114,7 +114,7 @@ def show_choice(prompt: str, counterfactual: str | None) -> None:
 
 def _take_back(prompt: str) -> None:
     """Explain the likeliest token after a prompt, as it was typed; a callback."""
-    st.session_state.update(prompt=prompt, counterfactual="", target=None, contrast=None, begun_as=None, chosen=None)
+    st.session_state.update(prompt=prompt, counterfactual="", target=None, contrast=None, begun=None, chosen=None)
 
 
 def _ask(chat: str) -> None:
@@ -133,13 +133,18 @@ def offer(exchanged: WhatIf, exchange: Exchange, key: str) -> None:
 
 def exchanging(prompt: str) -> Job | None:
     """Return the job that exchanges the words of a prompt; None for a chat. A result is waited for shortly."""
-    begun_as = st.session_state.get("begun_as") or prompt
-    text = begun_as if prompt.startswith(begun_as) else prompt
+    text = _begun_as(prompt) or prompt
     if not text or isinstance(markdown.read_prompt(text), Chat):
         return None
     job = jobs.current(_exchanging, served.model_name(), text)
     job.join(jobs.QUICK)
     return job
+
+
+def _begun_as(prompt: str) -> str | None:
+    """Return as what a prompt was typed, or linked to, whose words were exchanged to fill the fields; else None."""
+    filled, begun = st.session_state.get("begun") or (None, None)
+    return begun if filled == prompt else None
 
 
 def outcome(job: Job | None) -> WhatIf | None:

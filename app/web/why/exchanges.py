@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import streamlit as st
-from markupsafe import Markup
 
 from icebear.app.web.shared import counterfactuals, jobs, markdown, served
 from icebear.app.web.shared.question import Request, live
@@ -13,15 +12,13 @@ from icebear.concepts.answers.content_words import is_content, words_of
 from icebear.errors import InputError
 from icebear.explanation.saved import SavedExplanation
 from icebear.explanation.sentences import control_text
+from icebear.render import headline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from icebear.concepts.answers.comparisons import Exchange
     from icebear.concepts.answers.what_if import WhatIf
-
-
-FINDING = Markup('<p style="font-size:20px;font-weight:600;line-height:1.3;margin:.4rem 0">{}</p>')
 
 
 def picks(explanation: SavedExplanation) -> dict[int, str]:
@@ -98,7 +95,7 @@ def show_table(request: Request, explanation: SavedExplanation) -> bool:
         return False
     if request.contrast or explanation.target.strip() != exchanged.explained.token_text.strip():
         return False
-    st.html(FINDING.format(exchanged))
+    st.html(headline(str(exchanged)))
     if exchanged.exchanges:
         draw(exchanged, exchanged.shown, "shown")
     return bool(exchanged.exchanges)
