@@ -7,7 +7,7 @@ from dataclasses import replace
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, named, option, record, verb
 from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named, store_or_shipped
@@ -43,14 +43,15 @@ def label(options: Options) -> None:
     if options.auto:
         if options.score or bool(options.words) + bool(options.prompt) + options.all != 1:
             raise click.UsageError("With --auto, give exactly one of NEURONS, --prompt and --all, and no --score.")
-        return _automatic(_with_store(options))
+        return _automatic(_with_store(options, options.model.model))
     if len(options.words) != 2 or options.prompt or options.all:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
     if options.claim and not (options.score and options.words[1].strip()):
         raise click.UsageError("--claim needs a score: give a TEXT and --score, or --auto.")
     from icebear.app.cli.tables.cards import own_label_table
 
-    neuron, text, options = Neuron.parse(options.words[0]), options.words[1], _with_store(options)
+    neuron, text = Neuron.parse(options.words[0]), options.words[1]
+    options = _with_store(options, options.model.model if options.score or named("model") else None)
     with icebear.open_store(options.store) as store:
         store.neurons.statistics(neuron)
         scores: list[Meaning] = []
@@ -70,9 +71,9 @@ def label(options: Options) -> None:
         _claim(options, model, scores)
 
 
-def _with_store(options: Options) -> Options:
-    """Return the options with the store whose cards show the labels."""
-    return replace(options, store=store_or_shipped(options.store, options.model.load, options.model.model))
+def _with_store(options: Options, name: str | None) -> Options:
+    """Return the options with the store whose cards show the labels. name: of the model; None: the folder's."""
+    return replace(options, store=store_or_shipped(options.store, options.model.load, name))
 
 
 def _automatic(options: Options) -> None:
