@@ -3,7 +3,7 @@
     python benchmarks/circuit.py [--rounds 3] [--model smollm2-135m]
 
 Peak memory is that of a fresh process for each line, less what the loaded model takes. `--edges 3` instead runs
-circuits of three pairs of each task along their first edges, ranked by contribution and by effect.
+circuits of three pairs of each task along their first edges, ranked by contribution and by estimate.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def along_edges(model, count: int) -> None:
         for one in pairs:
             options = {"counterfactual": one.counterfactual, "nodes": 60, "heads": False, "edges": EDGE_COUNTS[-1]}
             graph = circuit(model, one.prompt, *answers(model, one), **options)
-            orders = {"contribution": graph, "effect": replace(graph, contribution=graph.effect)}
+            orders = {"contribution": graph, "estimate": replace(graph, contribution=graph.estimate)}
             for order, ranked in orders.items():
                 rows = [
                     (row.edges, row.sufficiency, row.matched_sufficiency) for row in faithfulness(ranked, EDGE_COUNTS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from statistics import fmean, median
@@ -23,8 +23,10 @@ from benchmarks.task_pairs import Pair, Pairs, Tasks, answers
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.circuits import checks
 from icebear.concepts.circuits.circuit import circuit
-from icebear.concepts.circuits.circuit_records import Node
+from icebear.concepts.circuits.circuit_records import Node, below
+from icebear.concepts.circuits.fixed_neurons import FixedNeurons, FixedPass
 from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.circuits.nodes import change
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed, Setting, Table
@@ -32,7 +34,7 @@ from icebear.models.model import Model
 
 EDGE_COUNTS = (30, 100, 300, 1000)
 """Numbers of edges that a graph is run by."""
-READINGS = {"effect": ("effect", "one_sided"), "contribution": ("contribution", "two_sided")}
+READINGS = {"estimate": ("estimate", "one_sided"), "contribution": ("contribution", "two_sided")}
 """The columns of `interventions` with a prediction, and with the measurement that judges it."""
 PARTS: dict[str, dict[str, str]] = {
     "edges": {
@@ -55,14 +57,24 @@ PARTS: dict[str, dict[str, str]] = {
         "edges": "median of the number of edges",
         "nodes": "median of the number of nodes",
     },
+    "choice": {
+        "recovered": "median [quartiles] of the share that the edges recover which are chosen so",
+        "overlap": "median of the share of them that measured effects choose too",
+    },
     "groups": {
         "alike": "median of the mean cosine between members of their measured effects",
         "apart": "median of the mean cosine between groups of the same, lower is better",
         "answer": "median of the mean |change of F| by switching a group off",
     },
 }
+CHOSEN = (8, 16, 32)
+"""Numbers of edges that are chosen by contributions, estimates and measured effects."""
+DIFFERS = {"below a half": 0.5, "a half to one": 1.0, "above one": float("inf")}
+"""How much the FFN neurons of a layer and token differ, relative to their size in the prompt."""
 FEWEST = 10
 """The least number of nodes of a circuit that is judged."""
+SOURCES = 15
+"""Heads and neurons between which all edges are measured."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,24 @@ def _tables(lines: Lines) -> dict[str, Table]:
 
 
 def _listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
-    return {"correlation of the edges of all pairs together": [{name: pooled(lines, name) for name in READINGS}]}
+    return {
+        "correlation of the edges of all pairs together": [{name: pooled(lines, name) for name in READINGS}],
+        "estimates beside measured effects, of the edges from 15 nodes": _estimates(lines),
+    }
+
+
+def _estimates(lines: Lines) -> list[dict[str, Any]]:
+    """Return how well estimates tell the effects, by the layer of the source and by how much its token differs."""
+    edges = pandas.DataFrame([row for line in lines for row in line["sources"]])
+    rows = []
+    for (layers, differs), group in edges.groupby(["layers", "differs"]):
+        large = group[group.above_random]
+        wrong = (large.estimate * large.effect < 0).mean()
+        correlation = group.estimate.corr(group.effect)
+        rows.append(
+            {"layers": layers, "differs": differs, "edges": len(group), "pearson": correlation, "wrong sign": wrong}
+        )
+    return rows
 
 
 def check_circuit(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
@@ -124,6 +153,7 @@ def check_circuit(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     )
     default = circuit(model, pair.prompt, target, contrast, counterfactual=pair.counterfactual)
     shown = {"nodes": len(default.nodes), **vars(default.edge_check)}
+    few = circuit(model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, nodes=SOURCES)
     measured = interventions(graph)
     rows = zip((f"{count} edges" for count in EDGE_COUNTS), checks.faithfulness(graph, EDGE_COUNTS), strict=True)
     return {
@@ -131,24 +161,74 @@ def check_circuit(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
         "edges": {name: _edges(measured, *columns) for name, columns in READINGS.items()},
         "graph": {name: {column: getattr(row, column) for column in PARTS["graph"]} for name, row in rows},
         "default": {"heads and neurons": {column: shown[column] for column in PARTS["default"]}},
+        "choice": {**_choices(few, f"{SOURCES} heads and neurons"), **_choices(graph, f"{nodes} FFN neurons")},
+        "sources": _sources(few),
         "groups": _groups(graph, measured),
         "moments": {name: _moments(between(measured), *columns) for name, columns in READINGS.items()},
     }
 
 
+def _choices(graph: Graph, name: str) -> dict[str, dict[str, float]]:
+    """Choose edges by the influence that follows from contributions, as circuits do, from measured effects, and from
+    estimates, and run the model along each choice alone."""
+    remainders = graph.contribution[:, len(graph.shown) :]
+    measured = replace(graph, contribution=torch.cat((graph.effect, remainders), 1))
+    orders = {
+        "contributions": graph,
+        "measured effects": measured,
+        "estimates": replace(graph, contribution=graph.estimate),
+    }
+    chosen = {
+        (order, count): replace(ordered, edge_count=count).edges
+        for order, ordered in orders.items()
+        for count in CHOSEN
+    }
+    shares = checks.recovered(graph, [checks.sources_by_target(graph, edges) for edges in chosen.values()])
+    ends = {key: {(edge.source.id, edge.target.id) for edge in edges} for key, edges in chosen.items()}
+    return {
+        f"{name}, {count} edges by {order}": {
+            "recovered": share,
+            "overlap": len(ends[order, count] & ends["measured effects", count]) / max(len(ends[order, count]), 1),
+        }
+        for (order, count), share in zip(chosen, shares, strict=True)
+    }
+
+
+def _sources(graph: Graph) -> list[dict[str, Any]]:
+    """Return the edges from nodes, with the third of the layers of the source, and how much its token differs there."""
+    here, there = graph.relevance.activation("ffn"), change(graph.relevance, "ffn")
+    differs = there.norm(dim=-1) / here.norm(dim=-1).clamp(min=1e-12)  # (L, T)
+    rows = []
+    for column, source in enumerate(graph.nodes, len(graph.tokens)):
+        size = differs[source.neuron.layer, source.position].item()
+        for row, target in enumerate(graph.targets):
+            if below(source, target, graph.model.task.is_causal):
+                limit, effect = graph.random_effect[row].item(), graph.effect[row, column].item()
+                rows.append(
+                    {
+                        "layers": ("first", "middle", "last")[3 * source.neuron.layer // graph.model.layers],
+                        "differs": next(name for name, most in DIFFERS.items() if size <= most),
+                        "estimate": graph.estimate[row, column].item(),
+                        "effect": effect,
+                        "above_random": abs(effect) > limit,
+                    }
+                )
+    return rows
+
+
 def interventions(graph: Graph) -> pandas.DataFrame:
     """Measure each possible edge from a token or node to a node or the answer.
 
-    ``effect`` and ``contribution`` are predictions. ``one_sided`` is the change of the target when the source alone
+    ``estimate`` and ``contribution`` are predictions. ``one_sided`` is the change of the target when the source alone
     takes its counterfactual value while all other neurons are fixed; ``two_sided`` is the mean of that and of the same
     from the counterfactual prompt to the prompt.
     """
-    fixed, count = checks.FixedNeurons(graph, graph.relevance), len(graph.tokens)
+    fixed = FixedNeurons(graph.model, graph.relevance, graph.token_nodes, graph.whole_parts)
     changes = []
     for base in (0, 1):
-        rows = [checks.FixedPass(base), *(checks.FixedPass(base, [token]) for token in range(count))]
+        rows = [FixedPass(base), *(FixedPass(base, [token]) for token in range(len(graph.tokens)))]
         for number in range(len(graph.nodes)):
-            rows.append(checks.FixedPass(base, nodes={number: fixed.value(number, 1 - base)}))
+            rows.append(FixedPass(base, nodes={number: fixed.value(number, 1 - base)}))
         activations, answers = fixed.run(rows)
         values = [activations[number] @ probe.direction for number, probe in enumerate(fixed.nodes)]
         numbers = torch.stack([*values, answers], 1)  # (1 + sources, K + 1)
@@ -158,14 +238,14 @@ def interventions(graph: Graph) -> pandas.DataFrame:
         {
             "source": source.id,
             "target": target.id,
-            "effect": graph.effect[number, row].item(),
+            "estimate": graph.estimate[number, row].item(),
             "contribution": graph.contribution[number, row].item(),
             "one_sided": one_sided[row, number].item(),
             "two_sided": two_sided[row, number].item(),
         }
         for row, source in enumerate(graph.shown)
         for number, target in enumerate(graph.targets)
-        if checks.below(graph, source, target)
+        if below(source, target, graph.model.task.is_causal)
     ]
     return pandas.DataFrame(edges)
 

@@ -117,7 +117,7 @@ def row_of(model: Model, name: str, task: Task, other: Task) -> list[object]:
     """Return a row of the table. other: the task whose shared set is measured on this one's pairs."""
     ((claim, _),) = TaskClaim.of(model, task)
     sets = (task.heads, (*other.heads, *other.neurons))
-    heads, from_other = (replace(claim, nodes=tuple(nodes)).measure(model).value for nodes in sets)
+    heads, from_other = (replace(claim, nodes=tuple(nodes)).measured(model).value for nodes in sets)
     sizes = [median(len(getattr(pair, kind)) for pair in task.compared) for kind in ("heads", "neurons")]
     shares = [f"{share:z.2f}" for share in (task.without, task.random, heads, from_other)]
     reached = sum(pair.reached for pair in task.compared)

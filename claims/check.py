@@ -116,7 +116,7 @@ def check_claim(model: Model, claim: Claim) -> CheckedClaim:
     """Measure one claim again."""
     measured = None
     try:
-        measured = claim.what.measure(model, claim.seed)
+        measured = claim.what.measured(model, claim.seed)
         verdict, why = _verdict(claim, measured)
     except NumericalError as error:
         verdict, why = "broken", str(error)

@@ -80,10 +80,10 @@ class Claim:
         """Measure a claim and set its threshold, which leaves the larger of the standard error and 5 % of the value as
         a margin.
 
-        seed: of random controls. measured: what `what.measure(model, seed)` returns, if it is known. Raises
+        seed: of random controls. measured: what `what.measured(model, seed)` returns, if it is known. Raises
         `InputError` if the control passes too, or nearly: such a claim cannot fail.
         """
-        measured = measured or what.measure(model, seed)
+        measured = measured or what.measured(model, seed)
         margin = max(measured.error, MARGIN * abs(measured.value))
         threshold = measured.value - margin
         if measured.broken_by:

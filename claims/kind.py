@@ -71,7 +71,7 @@ class Kind:
     value_is: ClassVar[str]
     control_is: ClassVar[str]
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         """Measure it in a model. seed: of random controls. Raises `IcebearError` where it cannot be measured."""
         raise NotImplementedError
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import combinations
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from configurations import DIFFERENT, dense, mixtures
@@ -22,10 +23,11 @@ from torch.autograd.functional import jacobian
 
 from benchmarks.circuit_graph import interventions
 from icebear import Model, attribute, stages, steer
-from icebear.concepts.circuits import checks, drawing, edges, nodes
+from icebear.concepts.circuits import checks, drawing, edges, fixed_neurons, nodes
 from icebear.concepts.circuits.circuit import circuit, graph_of
-from icebear.concepts.circuits.circuit_records import Group, Node, Remainder, Token
+from icebear.concepts.circuits.circuit_records import Group, Node, Remainder, Token, below
 from icebear.concepts.circuits.groups import grouped
+from icebear.concepts.circuits.measured_edges import EdgeMeasurement
 from icebear.concepts.passes import prefix
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.stages.stage_records import WholePart
@@ -117,7 +119,7 @@ class Layers:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral"])
-def test_effects_are_the_sum_over_explicit_paths(name):
+def test_estimates_are_the_sum_over_explicit_paths(name):
     """A path goes past each layer in between, or through its attention (or router)."""
     graph = made(name, 10)
     model = graph.model
@@ -142,7 +144,7 @@ def test_effects_are_the_sum_over_explicit_paths(name):
                             change = past[number] @ change
                         expected = expected + gradient @ change
                 difference = source.activation - source.counterfactual
-                assert graph.effect[row, column].item() == pytest.approx(float(expected) * difference, abs=1e-8)
+                assert graph.estimate[row, column].item() == pytest.approx(float(expected) * difference, abs=1e-8)
                 checked += float(expected) != 0
     assert checked > 20
 
@@ -185,15 +187,22 @@ def test_contributions_sum_to_each_targets_own_difference(name):
     assert graph.difference[-1].item() == pytest.approx(graph.relevance.conservation().target)
     for node, difference in zip(graph.nodes, graph.difference.tolist(), strict=False):
         assert difference == pytest.approx(node.activation - node.counterfactual)
-    lost = graph.effect.abs().sum(-1)[[not isinstance(target, Node) for target in graph.targets]]
+    lost = graph.estimate.abs().sum(-1)[[not isinstance(target, Node) for target in graph.targets]]
     assert (lost > 0).all()
 
 
 def test_a_chunk_of_targets_is_one_by_one(graph, monkeypatch):
     monkeypatch.setattr(edges, "TOKENS_PER_PASS", 1)
     alone = made()
-    for name in ("effect", "contribution"):
+    for name in ("estimate", "contribution"):
         assert torch.allclose(getattr(alone, name), getattr(graph, name), rtol=1e-9, atol=1e-12)
+
+
+def test_a_chunk_of_sources_is_one_by_one(graph, monkeypatch):
+    monkeypatch.setattr(fixed_neurons, "TOKENS_PER_PASS", 1)
+    alone = made()
+    for name in ("effect", "random_effect"):
+        assert torch.allclose(getattr(alone, name), getattr(graph, name), atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral"])
@@ -208,8 +217,8 @@ def test_a_common_beginning_is_read_once_and_adds_nothing(name, heads, monkeypat
             graphs.append(circuit(model, IDS, 11, 12, counterfactual=late, nodes=10, heads=heads))
         assert bool(lengths) is (least == 2)
     whole, short = graphs
-    for part in ("effect", "contribution"):
-        assert torch.allclose(getattr(short, part), getattr(whole, part), atol=1e-9), part
+    for part in ("effect", "random_effect", "estimate", "contribution"):
+        assert torch.allclose(getattr(short, part), getattr(whole, part), atol=1e-9, equal_nan=True), part
 
 
 def test_edges_do_not_depend_on_what_is_shown(graph):
@@ -218,8 +227,8 @@ def test_edges_do_not_depend_on_what_is_shown(graph):
     assert len(shown) == len(graph.nodes)
     columns = [*range(len(IDS)), *(len(IDS) + number for number in shown)]
     part = more.effect[[*shown, len(more.nodes)]][:, columns]
-    assert torch.allclose(part, graph.effect[:, : len(IDS) + len(graph.nodes)], atol=1e-12)
-    assert torch.allclose(more.effect.sum(-1)[-1], graph.effect.sum(-1)[-1])
+    assert torch.allclose(part, graph.effect, atol=1e-12)
+    assert torch.allclose(more.estimate.sum(-1)[-1], graph.estimate.sum(-1)[-1])
 
 
 def test_exchanging_the_prompts_changes_the_sign_of_contributions():
@@ -269,7 +278,7 @@ def test_nodes_are_the_most_relevant_and_the_rest_is_not_lost(graph):
     assert {(node.neuron, node.position) for node in graph.nodes} == {(row.neuron, row.position) for row in ranked}
     kinds = {type(source) for source in graph.sources}
     assert kinds == {Token, Node, Remainder}
-    assert len(graph.sources) == graph.effect.shape[1]
+    assert len(graph.sources) == graph.estimate.shape[1]
     frame = graph.to_frame()
     assert list(frame.columns[:3]) == ["source", "target", "effect"]
     assert len(frame) == len(graph.edges)
@@ -301,13 +310,18 @@ def test_whole_parts_are_recomputed(name):
         measured, ablation = graph.faithfulness(), graph.ablation()
     assert 0 < len(graph.nodes) < 30
     assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-8
-    for part in ("effect", "contribution"):
+    for part in ("estimate", "contribution"):
         remainders = [
             getattr(one, part)[:, len(IDS) + len(graph.nodes) :].unflatten(-1, (-1, len(IDS)))
             for one in (graph, stopped)
         ]
         assert [bool(each[..., 2].any()) for each in remainders] == [False, True]
         assert torch.equal(remainders[0][..., 3:] != 0, remainders[1][..., 3:] != 0)
+    with Double():
+        by_hand = Hooks(graph, IDS, recomputed=2)
+        before = by_hand.numbers()
+        for column, source in enumerate(graph.nodes, len(IDS)):
+            assert torch.allclose(graph.effect[:, column].double(), before - by_hand.numbers(source), atol=1e-6)
     narrow = replace(graph, whole_parts=whole[:1]), replace(graph, whole_parts=())
     assert measured.sufficiency == pytest.approx(measured.all_edges) == pytest.approx(ablation.sufficiency, rel=1e-5)
     with Double():
@@ -329,7 +343,7 @@ def test_the_least_enough_edges_are_shown(graph, monkeypatch, everything, shares
     """Unless random ones recover as much, or all nothing."""
     rest = [0.6 if everything == 0.8 else everything] * (len(checks.EDGE_COUNTS) - 4)
     measured = iter([[everything, *shares.values(), *rest], [random] * checks.RANDOM_DRAWS])
-    monkeypatch.setattr(checks, "_shares", lambda *_: next(measured))
+    monkeypatch.setattr(checks, "recovered", lambda *_: next(measured))
     hundred = replace(graph, edge_count=100)
     count, check = checks.enough_edges(hundred)
     assert (count, check.edges) == (min(shown, len(hundred.edges)), min(checked, len(hundred.edges)))
@@ -367,31 +381,107 @@ def test_edges_that_random_ones_equal_are_not_shown(few_contexts):
     assert graph.to_html()
 
 
-def test_interventions_are_what_hooks_say(graph):
-    """One source exchanged, all other neurons held at their values in the prompt, by the test's own hooks."""
-    with Double():
-        result = interventions(graph)
-        source = graph.nodes[0]
-        held = graph.relevance.ffn.new_tensor(0), graph.relevance.activation("ffn").clone()
+class Hooks:
+    """Numbers of a graph's targets in a pass whose neurons, and heads if they are nodes, are held, by own hooks."""
+
+    def __init__(self, graph, ids, recomputed=None):
+        """recomputed: a token whose neurons and heads are not held."""
+        self.graph, self.ids, self.recomputed, relevance = graph, ids, recomputed, graph.relevance
+        self.sites = ("ffn", "attn") if graph.heads else ("ffn",)
+        self.here = {site: relevance.activation(site) for site in self.sites}
+        self.there = {site: relevance.neurons.counterfactual[site] for site in self.sites}
+
+    def part(self, neuron):
+        dim = self.graph.model.head_dim if neuron.site == "head" else 1
+        return slice(neuron.index * dim, (neuron.index + 1) * dim), "attn" if neuron.site == "head" else "ffn"
+
+    def number(self, node, x):
+        (columns, site), at = self.part(node.neuron), (node.neuron.layer, node.position)
+        if site == "ffn":
+            return x[0, node.position, columns].item()
+        weights = self.graph.relevance.attn[at][columns] / (self.here[site][at] - self.there[site][at])[columns]
+        return (x[0, node.position, columns] @ weights).item()
+
+    def numbers(self, exchanged=None, ids=None):
+        """exchanged: a head or neuron that takes its counterfactual value."""
         seen = {}
+        held = {site: x.clone() for site, x in self.here.items()}
+        if exchanged:
+            (columns, site), at = self.part(exchanged.neuron), (exchanged.neuron.layer, exchanged.position)
+            held[site][at][columns] = self.there[site][at][columns]
 
-        def numbers(values):
-            def hook(site, layer, x):
-                seen[layer] = x[0].clone()
-                return values[layer][None]
+        def hook(site, layer, x):
+            seen[site, layer] = x.clone()
+            fixed = held[site][layer][None].clone()
+            if self.recomputed is not None:
+                fixed[:, self.recomputed] = x[:, self.recomputed]
+            return fixed
 
-            with hooks(graph.model, [("ffn", m) for m in range(graph.model.layers)], hook), torch.no_grad():
-                logits = graph.model.net(torch.tensor([IDS])).logits[0, -1]
-            nodes = [seen[n.neuron.layer][n.position, n.neuron.index].item() for n in graph.nodes]
-            return [*nodes, (logits[11] - logits[12]).item()]
+        model = self.graph.model
+        places = [(site, layer) for site in self.sites for layer in range(model.layers)]
+        with hooks(model, places, hook), torch.no_grad():
+            logits = model.net(torch.tensor([ids or self.ids])).logits[0, -1]
+        sites = [(self.part(node.neuron)[1], node.neuron.layer) for node in self.graph.nodes]
+        nodes = [self.number(node, seen[at]) for node, at in zip(self.graph.nodes, sites, strict=True)]
+        return torch.tensor([*nodes, (logits[11] - logits[12]).item()]).double()
 
-        before = numbers(held[1])
-        held[1][source.neuron.layer, source.position, source.neuron.index] = source.counterfactual
-        after = numbers(held[1])
-    rows = result[result.source == source.id].set_index("target").one_sided
-    for target, a, b in zip(graph.targets, before, after, strict=True):
-        if target.id in rows:
-            assert rows[target.id] == pytest.approx(a - b, abs=1e-9)
+
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral"])
+def test_effects_are_interventions(name, heads):
+    """One source exchanged, all other heads and neurons held at their values in the prompt."""
+    model = calibrated(KNOWN[name])
+    for other in (OTHER, [*IDS[:3], 17, *IDS[4:]], [*IDS[:2], 21, 22, *IDS[4:]]):
+        with Double():
+            graph = circuit(model, IDS, 11, 12, counterfactual=other, nodes=10, heads=heads)
+            by_hand = Hooks(graph, IDS)
+            before = by_hand.numbers()
+            for column, source in enumerate(graph.shown):
+                if isinstance(source, Node):
+                    expected = before - by_hand.numbers(source)
+                else:
+                    ids = [*IDS[: source.position], other[source.position], *IDS[source.position + 1 :]]
+                    expected = before - by_hand.numbers(ids=ids)
+                assert torch.allclose(graph.effect[:, column].double(), expected, atol=1e-6), source
+        assert graph.effect.count_nonzero() > 10
+
+
+@pytest.mark.parametrize("heads", [False, True])
+def test_the_control_is_that_of_random_sources_below_the_target(heads):
+    graph = made(heads=heads, count=12)
+    with Double():
+        random = EdgeMeasurement(graph.model, graph.relevance, graph.targets, ()).random
+        by_hand = Hooks(graph, IDS)
+        before = by_hand.numbers()
+        sizes = torch.stack([(before - by_hand.numbers(source)).abs() for source in random], 1)  # (K + 1, 20)
+    own = {(node.neuron.layer, node.neuron.site, node.position) for node in graph.nodes}
+    assert {(one.neuron.layer, one.neuron.site, one.position) for one in random} <= own
+    assert not {one.id for one in random} & {node.id for node in graph.nodes}
+    assert len({one.id for one in random}) == len(random)
+    counts = [sum(below(one, target, True) for one in random) for target in graph.targets]
+    for row, count in enumerate(counts):
+        limit = graph.random_effect[row].item()
+        assert (limit != limit) is (count < 10)
+        if count >= 10:
+            lower = [below(one, graph.targets[row], True) for one in random]
+            assert limit == pytest.approx(np.percentile(sizes[row][lower].numpy(), 95), abs=1e-6)
+    assert min(counts) < 10 <= counts[-1]
+    assert {edge.random_effect for edge in graph.edges} <= {
+        None,
+        *(limit for limit in graph.random_effect.tolist() if limit == limit),
+    }
+
+
+def test_a_target_that_hardly_differs_has_no_share(graph):
+    values = graph.values.clone()
+    values[1, 0] = values[0, 0] * (1 + 1e-7)
+    alike = replace(graph, values=values, edge_count=10_000)
+    for edge in alike.edges:
+        assert ((edge.effect_share, edge.contribution_share) == (None, None)) is (edge.target is alike.nodes[0])
+    assert alike.sources_of(alike.nodes[0], 3)[1] is None
+    assert alike.to_svg()
+    assert alike.to_html()
+    assert drawing.top_sources(alike, alike.nodes[0], 3)
 
 
 def test_heads_are_nodes(graph):
@@ -554,16 +644,16 @@ def test_other_families_have_circuits_too(monkeypatch):
         else:
             with Double():
                 assert graph.ablation().nodes == 8
-        if graph.relevance.image:
-            with pytest.raises(InputError):
-                interventions(graph)
-        else:
-            with Double():
-                whole = replace(graph, edge_count=10_000).faithfulness()
-                assert whole.sufficiency == pytest.approx(whole.all_edges, abs=1e-6), name  # later tokens count as well
-                measured = interventions(graph)
-            measured = measured[~measured.source.str.startswith("token")]
-            assert measured.effect.corr(measured.one_sided) > 0.9, name
+        with Double():
+            whole = replace(graph, edge_count=10_000).faithfulness()
+            assert whole.sufficiency == pytest.approx(whole.all_edges, abs=1e-6), name  # later tokens count as well
+            measured = interventions(graph)
+        drawn = {(edge.source.id, edge.target.id): edge.effect for edge in graph.edges}
+        for row in measured.itertuples():
+            effect = drawn.get((row.source, row.target), row.one_sided)
+            assert effect == pytest.approx(row.one_sided, abs=1e-9), (name, row)
+        measured = measured[~measured.source.str.startswith("token")]
+        assert measured.estimate.corr(measured.one_sided) > 0.9, name
 
 
 def test_another_thread_waits_while_the_model_is_changed(graph):
@@ -587,7 +677,7 @@ def test_the_ice_bears_circuit(smol):
     assert (result.difference - result.contribution.sum(-1)).abs().max() < 1e-3
     measured = interventions(result)
     measured = measured[~measured.source.str.startswith("token")]
-    assert measured.effect.corr(measured.one_sided) > 0.97
+    assert measured.estimate.corr(measured.one_sided) > 0.97
     relevance = attribute(smol, "The ice bear lives in the", " Arctic", **pair)
     assert {node.neuron for node in result.nodes} >= {row.neuron for row in relevance.top(10, "ffn", position="all")}
     assert result.without(result.groups[0]).predictions
@@ -647,7 +737,7 @@ def test_hostile_words_stay_text(graph):
 
 
 def test_json_has_everything(graph):
-    output = json.loads(graph.to_json())
+    output = json.loads(graph.to_json(), parse_constant=pytest.fail)
     assert output["icebear_circuit"] == 1
     assert {row["id"] for row in output["nodes"]} == {node.id for node in graph.nodes}
     assert len(output["edges"]) == len(graph.edges)
@@ -677,16 +767,16 @@ def test_the_command_tells_and_writes_it(tiny_folder, few_contexts, tmp_path):
         assert says in result.output
 
 
-def test_the_outputs_of_a_card_are_its_largest_contributions_with_their_unit(model):
+def test_the_outputs_of_a_card_are_its_largest_effects_with_their_unit(model):
     graph = circuit(model, "ice bear", counterfactual="big cats", nodes=8, heads=True)
     seen = 0
     for part in graph.shown:
         edges = [edge for edge in graph.edges if edge.source.id == part.id]
-        rows = drawing.cards(graph)[part.id]["lists"].get("Strongest outputs (contribution)", [])
+        rows = drawing.cards(graph)[part.id]["lists"].get("Strongest outputs (measured effect)", [])
         numbers = [float(text.split()[0]) for _, _, text in rows]
-        largest = sorted((edge.contribution for edge in edges), key=abs, reverse=True)[: len(rows)]
+        largest = sorted((edge.effect for edge in edges), key=abs, reverse=True)[: len(rows)]
         assert numbers == pytest.approx(largest, abs=0.006)
         assert len(rows) == min(len(edges), drawing.STRONGEST)
-        assert all(text.endswith(" logits") is (id == "answer") for id, _, text in rows)
+        assert all((" logits" in text) is (id == "answer") for id, _, text in rows)
         seen += len(rows) > 1
     assert seen

@@ -214,7 +214,7 @@ def test_the_margin_is_the_larger_of_the_error_and_a_twentieth(made):
     ],
 )
 def test_verdicts(made, monkeypatch, measured, verdict):
-    monkeypatch.setattr(AnswerClaim, "measure", lambda self, model, seed: measured)
+    monkeypatch.setattr(AnswerClaim, "measured", lambda self, model, seed: measured)
     result = check(made, [Claim(AnswerClaim(PROMPT, "a"), 0.4, 0.3, tolerance=0.01)])
     assert [row.verdict for row in result.rows] == [verdict]
     assert result.passed is (verdict == "passed")

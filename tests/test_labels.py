@@ -160,9 +160,9 @@ def test_the_claim_of_a_topic_that_the_index_has_no_more_is_an_error(indexed):
     with open_store(path) as store:
         label_neurons(model, store, [TOPIC])
         (draft, _), *_ = LabelClaim.of(str(path), [store.labels.meanings([TOPIC])[TOPIC, "+"]])
-    assert draft.measure(model).value > 0.9
+    assert draft.measured(model).value > 0.9
     with pytest.raises(InputError):
-        replace(draft, label=Label("topic", ("no", "such", "topic"))).measure(model)
+        replace(draft, label=Label("topic", ("no", "such", "topic"))).measured(model)
 
 
 def test_a_head_is_labelled_by_what_it_attends_to(indexed):

@@ -306,4 +306,4 @@ def test_a_claim_holds_and_breaks_where_the_layer_is_damaged(concept, made):
 
 def test_a_claim_breaks_where_other_texts_are_flagged(model, concept, made):
     ((everything, _),) = MonitorClaim.of(low(made, "sentence"), concept)
-    assert everything.measure(model).broken_by
+    assert everything.measured(model).broken_by

@@ -312,12 +312,12 @@ def test_a_claim_of_stages_is_measured_again(smol, france, tmp_path):
 
     about = {"prompt": "The capital of France is", **FRANCE}
     ((claim, measured),) = StagesClaim.of(france, about)
-    again = claim.measure(smol)
+    again = claim.measured(smol)
     assert (again.value, again.control) == pytest.approx((measured.value, measured.control), abs=1e-5)
     write_claims(tmp_path / "c.yaml", [Claim.of(smol, claim, measured=measured)])
     assert check(smol, tmp_path / "c.yaml").passed
     with pytest.raises(InputError):
-        StagesClaim(**about, nodes=claim.nodes, parts=("ffn:last",)).measure(smol)
+        StagesClaim(**about, nodes=claim.nodes, parts=("ffn:last",)).measured(smol)
 
 
 def test_a_claim_of_a_swap_is_measured_again(smol, france, tmp_path):
@@ -330,14 +330,14 @@ def test_a_claim_of_a_swap_is_measured_again(smol, france, tmp_path):
     about = {"prompt": "The capital of France is", **FRANCE}
     ((claim, _),) = SwapClaim.of(france, about)
     shown = next(swap for swap in france.swaps if swap.neuron == claim.head)
-    measured = claim.measure(smol)
+    measured = claim.measured(smol)
     assert measured.value == pytest.approx(shown.before[0] - shown.after[0], abs=1e-5)
     assert measured.control < measured.value
     write_claims(tmp_path / "c.yaml", [Claim.of(smol, claim)])
     assert check(smol, tmp_path / "c.yaml").passed
-    assert max(SwapClaim(**about, head=row.neuron).measure(smol).value for row in france.random_swaps) < measured.value
+    assert max(SwapClaim(**about, head=row.neuron).measured(smol).value for row in france.random_swaps) < measured.value
     with pytest.raises(InputError):
-        SwapClaim(**{**about, "counterfactual": None}, head=claim.head).measure(smol)
+        SwapClaim(**{**about, "counterfactual": None}, head=claim.head).measured(smol)
 
 
 def test_hostile_words_stay_text_in_the_picture(france):

@@ -147,7 +147,7 @@ def test_progress_is_reported_to_its_end(model, pairs):
 
 def test_a_claim_of_a_task_is_measured_again(model, task, tmp_path):
     ((what, measured),) = TaskClaim.of(model, task)
-    again = what.measure(model)
+    again = what.measured(model)
     assert (measured.value, measured.control) == pytest.approx((task.share, task.random))
     assert (again.value, again.control, again.error) == pytest.approx(
         (measured.value, measured.control, measured.error), abs=1e-6
@@ -155,7 +155,7 @@ def test_a_claim_of_a_task_is_measured_again(model, task, tmp_path):
     write_claims(tmp_path / "c.yaml", [Claim(what, measured.value - 0.01, measured.value + 10)])
     assert check(model, tmp_path / "c.yaml").passed
     fewer = replace(what, nodes=what.nodes[:1])
-    assert fewer.measure(model).value != pytest.approx(measured.value, abs=1e-3)
+    assert fewer.measured(model).value != pytest.approx(measured.value, abs=1e-3)
     with pytest.raises(InputError):
         TaskClaim(nodes=what.nodes, pairs=())
 

@@ -321,7 +321,7 @@ class Tools:
             groups.append({**about, **vars(row), "predictions": [vars(token) for token in row.predictions]})
         lists = {
             "nodes": graph.nodes_frame().to_dict("records"),
-            "edges": graph.to_frame().to_dict("records"),
+            "edges": graph.edge_rows(),
             "groups": [{"name": group.name, "nodes": [node.id for node in group.nodes]} for group in graph.groups],
         }
         return {

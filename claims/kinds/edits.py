@@ -30,7 +30,7 @@ class FlipClaim(Kind):
     value_is = "probability of the wanted answer"
     control_is = "its mean probability with the same edits of other neurons"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         edits, phrase = list(self.edits), wanted_ids(model, self.to, self.prompt)
         value = phrase_probability(model, edits, self.prompt, phrase)
         drawn = random_edits(model, edits, RANDOM_DRAWS, seed)

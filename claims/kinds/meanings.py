@@ -48,7 +48,7 @@ class LabelClaim(Kind):
     value_is = "AUROC of the label on test documents"
     control_is = "that for other neurons of the layer"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         with open_store(self.store) as store:
             sample = prepare_samples(model, store, seed)["test"]
         if any(len(ids) != len(row.tokens) for ids, row in zip(sample.ids, sample.sentences, strict=True)):
@@ -91,7 +91,7 @@ class ConceptClaim(Kind):
     value_is = "AUROC of the concept"
     control_is = "that of random neurons of the same layers"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         if not (self.parts and self.examples and self.others):
             raise InputError("A claim of a concept needs neurons, and texts with and without the concept; add them.")
         neurons = [model.check(part.neuron) for part in self.parts]
@@ -138,7 +138,7 @@ class MonitorClaim(Kind):
     value_is = "share of texts with the concept that are flagged"
     control_is = "that of texts without it"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         if not (self.examples and self.others and (self.vector or self.neurons)):
             raise InputError("A claim of a monitor needs a detector, and texts with and without the concept; add them.")
         detector = self.vector or self.neurons

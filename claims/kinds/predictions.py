@@ -16,6 +16,7 @@ from icebear.concepts.attribution.request import at_first_difference
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.circuits.measured_edges import effect_shares
 from icebear.concepts.circuits.nodes import node_sites
 from icebear.concepts.circuits.stages_set import named_parts
 from icebear.concepts.methods.registry import name_of
@@ -101,7 +102,7 @@ class AnswerClaim(Kind):
     value_is = "probability of the answer"
     control_is = "its mean probability after held-out contexts"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         phrase = wanted_ids(model, self.answer, self.prompt)
         contexts = HeldOutContexts(model).contexts
         spaced = contexts[:: max(1, len(contexts) // CONTEXTS)]
@@ -135,7 +136,7 @@ class RelevanceClaim(Explained):
         if (self.token is None) is (self.node is None):
             raise InputError("A claim of relevance is about a token or a node; give one of them.")
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         relevance = self.relevance(model, *([self.node.neuron.site] if self.node else []))
         total = relevance.conservation().target
         if not total:
@@ -190,7 +191,7 @@ class NodesClaim(Explained):
         masks = (relevance.mask(rows, site) for rows, site in zip(of_site, sites, strict=True))
         return sites, relevance, torch.cat(list(masks), -1)
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         sites, relevance, chosen = self.recorded(model)
         ablation = ablate(nodes_of(model, relevance, *sites), chosen, torch.Generator().manual_seed(seed))
         return self.of_ablation(ablation)
@@ -235,7 +236,7 @@ class StagesClaim(Explained):
     value_is = "share of the difference that they give alone"
     control_is = "that of random heads and neurons"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         if not self.counterfactual:
             raise InputError("A claim of stages needs a counterfactual; give one.")
         named = _named(self.parts)
@@ -266,7 +267,7 @@ class SwapClaim(Explained):
     value_is = "fall of the target's probability"
     control_is = "the largest fall by one of 20 random other heads"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         if not self.counterfactual:
             raise InputError("A claim of a swap needs a counterfactual; give one.")
         pair = patched_pair(model, self.prompt, self.counterfactual, self.target, self.contrast)
@@ -316,8 +317,8 @@ class TaskClaim(Kind):
         if not self.pairs:
             raise InputError("A claim of a task has pairs of prompts; give some.")
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
-        each = [StagesClaim(**vars(pair), nodes=self.nodes).measure(model, seed) for pair in self.pairs]
+    def measured(self, model: Model, seed: int = 0) -> Measured:
+        each = [StagesClaim(**vars(pair), nodes=self.nodes).measured(model, seed) for pair in self.pairs]
         return self.of_shares([row.value for row in each], [row.control for row in each])
 
     @staticmethod
@@ -347,8 +348,9 @@ class TaskClaim(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeClaim(Explained):
-    """The source contributes this share of the target's difference between both prompts, through no other neuron. The
-    control is the mean absolute share of random other neurons of the source's layer and token."""
+    """The source has this share of the target's difference between both prompts, through no other neuron: its measured
+    effect, or its contribution by difference rules. The control is the mean absolute share of random other neurons of
+    the source's layer and token."""
 
     source: NodeId
     into: NodeId | Literal["answer"] = "answer"
@@ -357,11 +359,14 @@ class EdgeClaim(Explained):
     """Whole parts of earlier tokens through which the edge may pass, such as ``ffn:differing``."""
     heads: bool = False
     """Whether no edge passes through a head, because heads may be nodes; so also if an end is a head."""
+    measure: Literal["contribution", "effect"] = "contribution"
+    """``effect``: the target changes by this share if the source alone has its counterfactual value. ``contribution``:
+    difference rules assign this share to the source."""
     kind = "edge"
     value_is = "share of the difference of the edge's target"
     control_is = "the mean share of other neurons of the source's layer"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         if self.counterfactual is None:
             raise InputError("A claim of an edge needs a counterfactual; give one.")
         ends = [self.source] + ([self.into] if isinstance(self.into, NodeId) else [])
@@ -370,21 +375,23 @@ class EdgeClaim(Explained):
         for node in ends:
             check_node(model, relevance, node)
         others = others_of(model, self.source.neuron, seed)
-        nodes = [
-            *((node.neuron, node.position) for node in ends),
-            *((other, self.source.position) for other in others),
-        ]
-        recomputed = named_parts(model, relevance, _named(self.parts))
-        row = contribution_shares(model, relevance, nodes, recomputed)[1 if len(ends) == 2 else len(nodes)]
-        shares = row[len(relevance.tokens) :].tolist()
-        return Measured(shares[0], fmean(map(abs, shares[len(ends) : len(nodes)])))
+        sources = [(neuron, self.source.position) for neuron in (self.source.neuron, *others)]
+        target = (self.into.neuron, self.into.position) if isinstance(self.into, NodeId) else None
+        parts = named_parts(model, relevance, _named(self.parts))
+        if self.measure == "effect":
+            share, *random = effect_shares(model, relevance, sources, target, parts)
+        else:
+            nodes = [*sources, target] if target else sources
+            row = contribution_shares(model, relevance, nodes, parts)[-2 if target else -1]
+            share, *random = row[len(relevance.tokens) :].tolist()[: len(sources)]
+        return Measured(share, fmean(map(abs, random)))
 
     @classmethod
     def of(cls, graph: Graph, about: dict[str, Any]) -> list[Draft]:
         """Return the claims of the first edges between nodes."""
-        rows = [edge for edge in graph.edges if edge.contribution_share > 0]
+        rows = [edge for edge in graph.edges if (edge.effect_share or 0) > 0 and not edge.is_like_random]
         ends = [(edge.source, edge.target) for edge in rows if isinstance(edge.source, Node)][:CLAIMED_EDGES]
-        about = {**about, "parts": part_names(graph.whole_parts), "heads": graph.heads}
+        about = {**about, "parts": part_names(graph.whole_parts), "heads": graph.heads, "measure": "effect"}
         return [
             (cls(**about, source=NodeId.of(source), into=NodeId.of(into) if isinstance(into, Node) else "answer"), None)
             for source, into in ends
@@ -407,7 +414,7 @@ class EffectClaim(Explained):
     value_is = "effect on the raised less the lowered tokens, in logits"
     control_is = "the mean effect of other neurons of its layer"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         raised, lowered = ([model.answer_id(word, "word") for word in words] for words in (self.raises, self.lowers))
         if not raised + lowered:
             raise InputError("A claim of an effect needs tokens that are raised or lowered; give some.")

@@ -16,6 +16,7 @@ from icebear.concepts.circuits.checks import EDGE_COUNTS, enough_edges
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.edges import direct, inputs_of
 from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.circuits.measured_edges import EdgeMeasurement
 from icebear.concepts.circuits.stages_set import stages_set, whole_tokens
 from icebear.concepts.methods.difference_rules import DIFFERENCE, Difference
 from icebear.concepts.nodes.controls import most_relevant
@@ -141,15 +142,18 @@ def graph_of(
     """Return the circuit of the nodes of a mask (L, T, W), with their scores (L, T, W)."""
     token_nodes = choosing.token_nodes(model, chosen)
     values = choosing.node_values(relevance, token_nodes)
-    on_targets = counting(on_progress, 2 * (len(token_nodes) + 1))
-    effect, contribution = _edges(model, relevance, token_nodes, parts, on_targets)
+    nodes = _nodes(model, relevance, token_nodes, scores, values)
+    measurement = EdgeMeasurement(model, relevance, [*nodes, choosing.answer_node(relevance)], parts)
+    on_steps = counting(on_progress, 2 * (len(nodes) + 1) + len(measurement.rows))
+    estimate, contribution = (_edges(model, relevance, token_nodes, parts, on_steps, by) for by in (None, DIFFERENCE))
     return Graph(
         model,
         relevance,
-        _nodes(model, relevance, token_nodes, scores, values),
-        effect,
+        nodes,
+        *measurement.effects(on_steps),
+        estimate,
         contribution,
-        values[0] - values[1],
+        values,
         edges,
         heads,
         parts,
@@ -185,8 +189,9 @@ def _edges(
     token_nodes: Sequence[TokenNode],
     parts: Sequence[WholePart],
     on_targets: Callable[[int], None],
-) -> list[Tensor]:
-    """Return effects and contributions, (K + 1, S) each."""
+    method: Difference | None,
+) -> Tensor:
+    """Return the edges (K + 1, S) by a method: contributions by difference rules, or estimated effects without one."""
     count = len(relevance.tokens)
     pair, start = after_common_beginning(model, choosing.pair_of(relevance), min(token for _, token in token_nodes))
     probes = [replace(probe, position=probe.position - start) for probe in choosing.probes(relevance, token_nodes)]
@@ -194,14 +199,10 @@ def _edges(
     difference = {site: choosing.change(relevance, site)[:, start:] for site in relevance.sites}
     read = [x[0] - x[1] for x in inputs_of(model, pair)]
     recomputed = {site: mask[start:] for site, mask in whole_tokens(parts, count).items()}
-
-    def edges(method: Difference | None = None) -> Tensor:
-        entries = direct(model, pair, (*probes, None), sources, read, difference, on_targets, recomputed, method)
-        tokens, nodes, remainders = entries.split([count - start, len(token_nodes), model.layers * (count - start)], 1)
-        rows = pad(remainders.unflatten(1, (model.layers, -1)), (start, 0)).flatten(1)
-        return torch.cat((pad(tokens, (start, 0)), nodes, rows), 1)  # nothing comes from the common beginning
-
-    return [edges(), edges(DIFFERENCE)]
+    entries = direct(model, pair, (*probes, None), sources, read, difference, on_targets, recomputed, method)
+    tokens, nodes, remainders = entries.split([count - start, len(token_nodes), model.layers * (count - start)], 1)
+    rows = pad(remainders.unflatten(1, (model.layers, -1)), (start, 0)).flatten(1)
+    return torch.cat((pad(tokens, (start, 0)), nodes, rows), 1)  # nothing comes from the common beginning
 
 
 def contribution_shares(
@@ -211,7 +212,7 @@ def contribution_shares(
     contributes through no other neuron but those of whole parts, by difference rules."""
     _check_comparable(relevance)
     values = choosing.node_values(relevance, token_nodes)
-    _, contribution = _edges(model, relevance, token_nodes, parts, lambda targets: None)
+    contribution = _edges(model, relevance, token_nodes, parts, lambda targets: None, DIFFERENCE)
     difference = (values[0] - values[1])[:, None]
     shares = contribution[:, : len(relevance.tokens) + len(token_nodes)] / difference
     return shares.where(difference != 0, 0.0)

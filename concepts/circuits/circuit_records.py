@@ -25,20 +25,11 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Node:
+class HeadOrNeuron:
     """A neuron (or an attention head) at a token."""
 
     neuron: Neuron
     position: int
-    score: float
-    """Its relevance, compared with the counterfactual prompt."""
-    activation: float
-    """For a head: its output times the multipliers of the answer."""
-    counterfactual: float
-    """The activation in the counterfactual prompt."""
-    raises: tuple[str, ...] = ()
-    """The likely next words that it raises most, in the first pair of prompts (`Relevance.effects`)."""
-    lowers: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -51,6 +42,21 @@ class Node:
 
     def __str__(self) -> str:
         return self.id
+
+
+@dataclass(frozen=True)
+class Node(HeadOrNeuron):
+    """A head or neuron of a circuit."""
+
+    score: float
+    """Its relevance, compared with the counterfactual prompt."""
+    activation: float
+    """For a head: its output times the multipliers of the answer."""
+    counterfactual: float
+    """The activation in the counterfactual prompt."""
+    raises: tuple[str, ...] = ()
+    """The likely next words that it raises most, in the first pair of prompts (`Relevance.effects`)."""
+    lowers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,11 @@ Source = Token | Node | Remainder
 Target = Node | AnswerNode
 
 
+def below(source: Token | HeadOrNeuron, target: Target, is_causal: bool) -> bool:
+    """Return whether a source can have an effect on a target."""
+    return source.height < target.height and (source.position <= target.position or not is_causal)
+
+
 @dataclass(frozen=True)
 class Edge:
     """The direct effect of a source on a target, through no other neuron."""
@@ -93,15 +104,25 @@ class Edge:
     source: Token | Node
     target: Target
     effect: float
-    """Gradient at the prompt x difference of the source: the change of the target that the source alone causes, to
-    first order, compared with its counterfactual value."""
+    """Measured: the target's value in the prompt minus its value when the source alone has its counterfactual value."""
+    estimate: float
+    """Gradient at the prompt x difference of the source: the effect to first order."""
+    random_effect: float | None
+    """The 95th percentile of the absolute effects of random sources on the target; None with fewer than ten of them."""
+    effect_share: float | None
+    """The effect divided by the difference of the target; None where the target hardly differs."""
     contribution: float
     """By difference rules; the contributions to a target sum to the difference of the target."""
-    contribution_share: float
-    """The contribution divided by the difference of the target."""
+    contribution_share: float | None
+    """The contribution divided by the difference of the target; None where the target hardly differs."""
     influence: float
     """On the answer along all paths, as a share of the influence of all edges (circuit-tracer's definition, with
     contributions)."""
+
+    @property
+    def is_like_random(self) -> bool:
+        """Whether random sources have effects as large."""
+        return self.random_effect is not None and abs(self.effect) <= self.random_effect
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,7 @@ def fragment(graph: Wiring, actions: Mapping[str, str] | None = None) -> Markup:
         first=EDGES_AT_FIRST,
         nodes=nodes_text(graph),
         check=check_text(graph),
+        control=control_text(graph.edges),
         edges=graph.edges,
         picture=svg(graph),
         data=Markup(data.replace("<", "\\u003c")),
@@ -182,6 +183,7 @@ def summary(graph: Wiring) -> str:
         f"Of the difference, {shares['nodes']:.0%} comes directly from nodes, {shares['tokens']:.0%} from tokens and "
         f"{shares['outside the circuit']:.0%} from outside the circuit (contributions by difference rules).",
         check_text(graph),
+        control_text(graph.edges),
         f"The largest group: {visible(graph.groups[0].name)}.",
     ]
     return " ".join(filter(None, sentences))
@@ -207,6 +209,17 @@ def whole_text(graph: Wiring) -> str:
 def check_text(graph: Wiring) -> str:
     """Return what the edges recover, if their number was chosen by it."""
     return edges_text(graph.edge_check, bool(graph.edges)) if graph.edge_check else ""
+
+
+def control_text(edges: Sequence[Edge]) -> str:
+    """Return how many edges have a measured effect that is no larger than those of random sources."""
+    compared = [edge for edge in edges if edge.random_effect is not None]
+    if not compared:
+        return "No edge has a control: fewer than ten random sources are below its target." if edges else ""
+    alike = sum(edge.is_like_random for edge in compared)
+    left = f"; {len(edges) - len(compared)} have no control" if len(edges) > len(compared) else ""
+    verb = "is" if alike == 1 else "are"
+    return f"Measured alone, {alike} of {len(compared)} edges {verb} no larger than random ones{left}."
 
 
 def edges_text(check: EdgeFaithfulness, are_shown: bool) -> str:
@@ -245,7 +258,8 @@ def cards(graph: Wiring) -> dict[str, dict[str, Any]]:
 
 
 def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edge]) -> dict[str, Any]:
-    lines, lists = [], {}
+    lines: list[str] = []
+    lists: dict[str, list[tuple[str | None, str, str]]] = {}
     if isinstance(part, Node):
         token = graph.tokens[part.position]
         lines = [
@@ -255,14 +269,16 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
             f"{graph.difference[-1].item():.2f} logits",
         ]
     if not isinstance(part, Token):
-        edges, hidden = graph.sources_of(part, STRONGEST)
-        shares = [(edge.source, percent(edge.contribution_share)) for edge in edges]
-        rows = [(source.id, name_of(graph, source), share) for source, share in shares if share != percent(0)]
-        lists["Strongest inputs (share)"] = [*rows, (None, "outside the circuit", percent(hidden))]
+        edges, outside = graph.sources_of(part, STRONGEST)
+        lists["Strongest inputs (measured effect)"] = [
+            (edge.source.id, name_of(graph, edge.source), _share(edge)) for edge in edges
+        ]
+        if outside is not None:
+            lists["Contribution"] = [(None, "outside the circuit", percent(outside))]
     if outgoing:
-        strongest = sorted(outgoing, key=lambda edge: -abs(edge.contribution))[:STRONGEST]
-        lists["Strongest outputs (contribution)"] = [
-            (edge.target.id, name_of(graph, edge.target), _contribution(edge)) for edge in strongest
+        strongest = sorted(outgoing, key=lambda edge: -abs(edge.effect))[:STRONGEST]
+        lists["Strongest outputs (measured effect)"] = [
+            (edge.target.id, name_of(graph, edge.target), _marked(edge, _number(edge))) for edge in strongest
         ]
     return {
         "title": name_of(graph, part) if not isinstance(part, Node) else str(part.neuron),
@@ -276,17 +292,26 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
     }
 
 
-def _contribution(edge: Edge) -> str:
-    unit = "logits" if isinstance(edge.target, AnswerNode) else "activation"
-    return f"{edge.contribution:+.2f} {unit}"
+def _share(edge: Edge) -> str:
+    """Return an effect as a share of its target's difference, or with its unit where that hardly differs."""
+    return _marked(edge, _number(edge) if edge.effect_share is None else percent(edge.effect_share))
+
+
+def _number(edge: Edge) -> str:
+    """Return an effect with its unit."""
+    return f"{edge.effect:+.2f} {'logits' if isinstance(edge.target, AnswerNode) else 'activation'}"
+
+
+def _marked(edge: Edge, size: str) -> str:
+    """Say so where random sources have effects as large."""
+    return f"{size} (as random)" if edge.is_like_random else size
 
 
 def top_sources(graph: Wiring, target: Node | AnswerNode, k: int) -> str:
-    """Return the largest contributions to a target, in words."""
-    edges, hidden = graph.sources_of(target, k)
-    return ", ".join(
-        [*(f"{edge.source} {percent(edge.contribution_share)}" for edge in edges), f"remainder {percent(hidden)}"]
-    )
+    """Return the largest effects on a target, and the contribution of all that is outside the circuit, in words."""
+    edges, outside = graph.sources_of(target, k)
+    effects = ", ".join(f"{edge.source} {_share(edge)}" for edge in edges)
+    return effects if outside is None else f"{effects}; outside {percent(outside)}"
 
 
 def percent(share: float) -> str:

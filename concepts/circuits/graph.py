@@ -126,7 +126,7 @@ class Graph(Wiring):
                 {**vars(group), "score": group.score, "nodes": [node.id for node in group.nodes]}
                 for group in self.groups
             ],
-            "edges": self.to_frame().to_dict("records"),
+            "edges": self.edge_rows(),
             **self.made_with,
         }
 
@@ -159,8 +159,11 @@ class Graph(Wiring):
         """Return the edges as a pandas table, a row each; `to_arrow` returns an Arrow table."""
         import pandas
 
-        rows = [{**vars(edge), "source": edge.source.id, "target": edge.target.id} for edge in self.edges]
-        return pandas.DataFrame(rows, columns=[field.name for field in fields(Edge)])
+        return pandas.DataFrame(self.edge_rows(), columns=[field.name for field in fields(Edge)])
+
+    def edge_rows(self) -> list[dict[str, Any]]:
+        """Return the edges as dictionaries for JSON."""
+        return [{**vars(edge), "source": edge.source.id, "target": edge.target.id} for edge in self.edges]
 
     def nodes_frame(self) -> pandas.DataFrame:
         """Return the nodes as a pandas table, a row each."""

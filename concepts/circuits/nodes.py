@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from icebear.concepts.circuits.circuit_records import AnswerNode
 from icebear.concepts.circuits.edges import Probe
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.patching import Nodes
@@ -114,6 +115,12 @@ def node_values(relevance: Relevance, token_nodes: Sequence[TokenNode]) -> Tenso
         ]
         rows.append(torch.stack([*values, relevance.tokens.new_tensor(answer)]))
     return torch.stack(rows)
+
+
+def answer_node(relevance: Relevance) -> AnswerNode:
+    """Return the number explained as the last target."""
+    contrast = relevance.contrast.text if relevance.contrast else None
+    return AnswerNode(relevance.predicted_at, relevance.target_text, contrast)
 
 
 def pair_of(relevance: Relevance) -> Objective:

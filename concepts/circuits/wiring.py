@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isnan
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from icebear.concepts.circuits import circuit_records as parts
 from icebear.concepts.circuits.circuit_records import Edge, EdgeFaithfulness, Group, Node
-from icebear.concepts.circuits.nodes import mask_of
+from icebear.concepts.circuits.measured_edges import hardly_differs
+from icebear.concepts.circuits.nodes import answer_node, mask_of
+from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import WholePart
 from icebear.convert import Tabled
@@ -35,9 +38,13 @@ class Wiring(SavedResult, Tabled):
     nodes: tuple[Node, ...]
     """By layer, then token."""
     effect: Tensor
+    """Measured; without the columns of remainders."""
+    random_effect: Tensor
+    """(K + 1,) the 95th percentile of the absolute effects of random sources; NaN with fewer than ten of them."""
+    estimate: Tensor
     contribution: Tensor
-    difference: Tensor
-    """(K + 1,) the value of each target in the prompt minus that in the counterfactual prompt."""
+    values: Tensor
+    """(2, K + 1) the value of each target in the prompt and in the counterfactual prompt."""
     edge_count: int
     heads: bool
     whole_parts: tuple[WholePart, ...] = ()
@@ -70,9 +77,21 @@ class Wiring(SavedResult, Tabled):
 
     @cached_property
     def answer(self) -> parts.AnswerNode:
-        relevance = self.relevance
-        contrast = relevance.contrast.text if relevance.contrast else None
-        return parts.AnswerNode(relevance.predicted_at, relevance.target_text, contrast)
+        return answer_node(self.relevance)
+
+    @property
+    def token_nodes(self) -> list[TokenNode]:
+        return [(node.neuron, node.position) for node in self.nodes]
+
+    @cached_property
+    def difference(self) -> Tensor:
+        """(K + 1,) the value of each target in the prompt minus that in the counterfactual prompt."""
+        return self.values[0] - self.values[1]
+
+    @cached_property
+    def hardly_differs(self) -> Tensor:
+        """(K + 1,) whether a target's difference is too small to be divided by."""
+        return hardly_differs(self.values)
 
     @cached_property
     def shown(self) -> tuple[parts.Token | Node, ...]:
@@ -82,7 +101,7 @@ class Wiring(SavedResult, Tabled):
     @cached_property
     def sources(self) -> tuple[parts.Source, ...]:
         tokens = range(len(self.tokens))
-        layers = range((self.effect.shape[1] - len(self.shown)) // len(tokens))
+        layers = range((self.estimate.shape[1] - len(self.shown)) // len(tokens))
         return (*self.shown, *(parts.Remainder(layer, token) for layer in layers for token in tokens))
 
     @cached_property
@@ -114,27 +133,32 @@ class Wiring(SavedResult, Tabled):
         return tuple(self._edge(*divmod(number, len(self.shown))) for number in order.tolist())
 
     def _edge(self, row: int, column: int) -> Edge:
-        contribution, difference = self.contribution[row, column].item(), self.difference[row].item()
+        effect, contribution = self.effect[row, column].item(), self.contribution[row, column].item()
+        random, difference = self.random_effect[row].item(), self.difference[row].item()
+        shares = (None, None) if self.hardly_differs[row] else (effect / difference, contribution / difference)
         return Edge(
             self.shown[column],
             self.targets[row],
-            self.effect[row, column].item(),
+            effect,
+            self.estimate[row, column].item(),
+            None if isnan(random) else random,
+            shares[0],
             contribution,
-            contribution / difference if difference else 0.0,
+            shares[1],
             self.influence[row, column].item(),
         )
 
-    def sources_of(self, target: parts.Target | str, k: int) -> tuple[list[Edge], float]:
-        """Return the k edges to a target (or its id) with the largest share of its difference, and the share of all
-        remainders. Raises `InputError`."""
+    def sources_of(self, target: parts.Target | str, k: int) -> tuple[list[Edge], float | None]:
+        """Return the k edges to a target (or its id) with the largest effects, and the contribution of all remainders
+        as a share of its difference, None where it hardly differs. Raises `InputError`."""
         k = check_int(k, "The number of edges")
         row = next((row for row, known in enumerate(self.targets) if target in (known, known.id)), None)
         if row is None:
             raise InputError(f"{shown(target)} is not a target of this graph; give one of its nodes, or 'answer'.")
-        contribution, difference = self.contribution[row], self.difference[row].item()
-        hidden = contribution[len(self.shown) :].sum().item() / difference if difference else 0.0
-        order = contribution[: len(self.shown)].abs().argsort(descending=True, stable=True)[:k].tolist()
-        return [self._edge(row, column) for column in order if contribution[column]], hidden
+        outside = self.contribution[row, len(self.shown) :].sum() / self.difference[row]
+        order = self.effect[row].abs().argsort(descending=True, stable=True)[:k].tolist()
+        edges = [self._edge(row, column) for column in order if self.effect[row, column]]
+        return edges, None if self.hardly_differs[row] else outside.item()
 
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
         """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.nodes.controls.Nodes`."""

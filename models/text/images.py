@@ -155,6 +155,16 @@ def names(model: Reader, pixels: Tensor) -> tuple[str, ...]:
     return (*own_names(model), *(f"{row},{column}" for row in range(rows) for column in range(columns)))
 
 
+def pixels_of(model: Reader, pixels: Tensor, position: int) -> tuple[Any, slice, slice]:
+    """Return the index of a position's patch in pixels (..., H, W); of one of the model's own tokens it is empty."""
+    patch = position - len(own_names(model))
+    if patch < 0:
+        return ..., slice(0), slice(0)
+    row, column = divmod(patch, grid(model, pixels)[1])
+    height, width = pair(model.config.patch_size)
+    return ..., slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
+
+
 def image_map(model: Reader, pixels: Tensor, relevance: Tensor) -> ImageMap:
     """Return the map of one image (C, H, W) and the relevance of its values (C, H, W)."""
     low, high = pixels.amin(), pixels.amax()

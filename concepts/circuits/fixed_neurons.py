@@ -1,0 +1,144 @@
+"""Forward passes in which every neuron where edges stop keeps its value in one of two prompts, or takes a given value.
+
+A node is read before it is fixed. Whole parts are recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.circuits.edges import inputs_of
+from icebear.concepts.circuits.nodes import pair_of, probes
+from icebear.concepts.circuits.stages_set import whole_tokens
+from icebear.concepts.passes.inputs import input_hooks
+from icebear.concepts.passes.prefix import after_common_beginning
+from icebear.concepts.passes.run import Logits, TokenNode, first_layers, forward
+from icebear.concepts.passes.sites import by_site_layer, hooks
+from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.stage_records import WholePart
+from icebear.models.model import Model
+from icebear.models.text import images
+
+TOKENS_PER_PASS = 256
+"""Rows times tokens of a forward pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class FixedPass:
+    """A forward pass in which everything keeps its value in one prompt, with exceptions."""
+
+    base: int
+    """0 for the prompt, 1 for the counterfactual prompt."""
+    tokens: Sequence[int] = ()
+    """Tokens with the embedding (patches with the pixels) that they have in the other prompt."""
+    nodes: Mapping[int, Tensor] = field(default_factory=dict)
+    """Number of a node -> the values (n,) that it takes."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What two equal passes have in common."""
+        values = sorted((number, tuple(x.tolist())) for number, x in self.nodes.items())
+        return self.base, tuple(sorted(self.tokens)), tuple(values)
+
+
+class FixedNeurons:
+    """The neurons of both prompts of a pair, some of them as nodes."""
+
+    def __init__(
+        self,
+        model: Model,
+        relevance: Relevance,
+        token_nodes: Sequence[TokenNode],
+        whole_parts: Sequence[WholePart] = (),
+    ) -> None:
+        self.model = model
+        earliest = min(token for _, token in token_nodes)
+        self.pair, self.start = after_common_beginning(model, pair_of(relevance), earliest)
+        self.recomputed = whole_tokens(whole_parts, len(relevance.tokens))
+        self.nodes = [replace(probe, position=probe.position - self.start) for probe in probes(relevance, token_nodes)]
+        both = relevance.neurons.activation, relevance.neurons.counterfactual
+        self.values = [{site: x[:, self.start :] for site, x in values.items()} for values in both]
+        """Site -> activations (L, T, N) after the common beginning, in the prompt and in the counterfactual prompt."""
+        self.inputs = inputs_of(model, self.pair)
+        """The input (2, T, D) of each stack, or the pixels (2, C, H, W)."""
+        self.numbers = by_site_layer(self.nodes)
+
+    @property
+    def differing(self) -> list[int]:
+        """The tokens (or patches) that differ between the prompts."""
+        batch = self.pair.batch
+        if batch.pixels is not None:
+            return list(range(len(images.own_names(self.model)), batch.ids.shape[1]))
+        both = zip(batch.row_ids(0), batch.row_ids(1), strict=True)
+        return [self.start + number for number, (id, other) in enumerate(both) if id != other]
+
+    def value(self, number: int, base: int) -> Tensor:
+        """Return the activations (n,) of a node in one of the prompts."""
+        probe = self.nodes[number]
+        return self.values[base][probe.site][probe.layer, probe.position, probe.columns]
+
+    def run(
+        self, rows: Sequence[FixedPass], layers: int | None = None, on_rows: Callable[[int], None] = lambda rows: None
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Return the activations (R, n) of each node before it is fixed, and the numbers explained (R,).
+
+        layers: run only the first layers, and the nodes in them; the numbers explained then have no meaning.
+        on_rows: called after each pass with the number of its rows.
+        """
+        size = max(1, TOKENS_PER_PASS // self.pair.batch.spans[1].stop)
+        few = layers is not None and self.model.task.stacks == 1
+        keys = [row.key for row in rows]  # few sources of low nodes are connected, so many rows are alike
+        different = dict(zip(keys, rows, strict=True))
+        numbers = {key: number for number, key in enumerate(different)}
+        of_row, rows = [numbers[key] for key in keys], list(different.values())
+        parts = []
+        with self.model.lock, first_layers(self.model, layers) if few and layers else nullcontext():
+            for start in range(0, len(rows), size):
+                parts.append(self._run(rows[start : start + size]))
+                on_rows(len(rows[start : start + size]))
+        nodes = {number: torch.cat([seen[number] for seen, _ in parts])[of_row] for number in parts[0][0]}
+        return nodes, torch.cat([answers for _, answers in parts])[of_row]
+
+    def _run(self, rows: Sequence[FixedPass]) -> tuple[dict[int, Tensor], Tensor]:
+        seen: dict[int, Tensor] = {}
+        objective = self.pair.rows([row.base for row in rows])
+
+        def fix(site: str, layer: int, x: Tensor) -> Tensor:
+            span = objective.batch.span_of(self.model.stack_of(layer))
+            fixed = torch.stack([self.values[row.base][site][layer, span] for row in rows]).to(x)
+            for number in self.numbers.get((site, layer), []):
+                position, columns = self.nodes[number].position - span.start, self.nodes[number].columns
+                seen[number] = x[:, position, columns].float().cpu()
+                for index, row in enumerate(rows):
+                    if number in row.nodes:
+                        fixed[index, position, columns] = row.nodes[number].to(x)
+            if site not in self.recomputed:
+                return fixed
+            return torch.where(self.recomputed[site][self.start :, None].to(x.device), x, fixed)
+
+        def read(stack: int, x: Tensor) -> Tensor:
+            return torch.stack([self._input(stack, row) for row in rows]).to(x)
+
+        site_layers = [(site, layer) for site in self.values[0] for layer in self.model.layers_with(site)]
+        with input_hooks(self.model, read), hooks(self.model, site_layers, fix):
+            answers = forward(self.model, Logits(objective), [])
+        return seen, answers.float().cpu()
+
+    def _input(self, stack: int, row: FixedPass) -> Tensor:
+        """Return what a stack reads in a row, with the exchanged tokens or patches."""
+        inputs, other = self.inputs[stack][row.base].clone(), self.inputs[stack][1 - row.base]
+        span = self.pair.batch.spans[stack]
+        for token in row.tokens:
+            if self.pair.batch.pixels is not None:
+                patch = images.pixels_of(self.model, inputs, token)
+                inputs[patch] = other[patch]
+            elif span.start <= token - self.start < span.stop:
+                at = token - self.start - span.start
+                inputs[at] = other[at]
+        return inputs
