@@ -82,16 +82,17 @@ def secant(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     same = lambda x: x  # noqa: E731
     with torch.enable_grad(), saved_tensors_hooks(same, same):  # checkpointing would compute the layer again for these
         middle = torch.lerp(partner_x, row_x, 0.5).requires_grad_()
-        (derivative,) = torch.autograd.grad(func(middle).sum(), middle)
+        (derivative,) = torch.autograd.grad(func(middle), middle, middle.new_ones(()).expand_as(middle))
     dx, dy = row_x - partner_x, y - partner_y
-    near = _small(dx, row_x, partner_x, 1) & _small(dy, y, partner_y, 0)
+    near = _small(dx, exact, 1) & _small(dy, value)
     return Rescaled.apply(  # type: ignore[no-any-return]
         x, value if exact.dtype == x.dtype else func(x_), torch.where(near, derivative, dy / dx)
     )
 
 
-def _small(difference: Tensor, row_x: Tensor, partner_x: Tensor, least: float) -> Tensor:
-    size = torch.maximum(row_x.abs(), partner_x.abs()).clamp_(min=least)
+def _small(difference: Tensor, values: Tensor, least: float = 0) -> Tensor:
+    size = torch.maximum(*values.abs().chunk(2))
+    size = size.clamp_(min=least) if least else size
     return difference.abs() <= size.mul_(torch.finfo(size.dtype).eps ** 0.5)
 
 

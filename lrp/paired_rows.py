@@ -92,18 +92,18 @@ class PairedProduct(Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, func: Callable) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(row_mean(a), row_mean(b))
+        ctx.save_for_backward(*(torch.add(*x.chunk(2)) for x in (a, b)))
         ctx.func = func
         return func(a, b)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        (a, b), g = ctx.saved_tensors, g.chunk(2)[0]
+        (a, b), half = ctx.saved_tensors, g.chunk(2)[0] / 2  # of the sum of both rows it is the mean, exactly
         if ctx.func in MULTIPLY:
-            return first_rows((g * b).sum_to_size(a.shape)), first_rows((g * a).sum_to_size(b.shape)), None
+            return first_rows((half * b).sum_to_size(a.shape)), first_rows((half * a).sum_to_size(b.shape)), None
         with torch.enable_grad():
-            means = [mean.requires_grad_() for mean in (a, b)]
-            a, b = torch.autograd.grad(ctx.func(*means), means, g)
+            sums = [x.requires_grad_() for x in (a, b)]
+            a, b = torch.autograd.grad(ctx.func(*sums), sums, half)
         return first_rows(a), first_rows(b), None
 
 
@@ -154,9 +154,9 @@ def mean_weights(logs: Tensor) -> tuple[Tensor, Tensor]:
     log(p / p'), which is p where they are equal. logs: their logarithms."""
     row_logs, partner_logs = logs.chunk(2)
     larger = torch.maximum(row_logs, partner_logs).exp_()
-    gap = (row_logs - partner_logs).abs_().nan_to_num_(0)  # both are masked: inf - inf
-    less = torch.expm1(-gap)
-    return torch.addcmul(larger, larger, less, value=0.5), larger * torch.where(gap > 0, -less / gap, 1)
+    gap = (row_logs - partner_logs).abs_().nan_to_num_(0).neg_()  # both are masked: inf - inf
+    less = torch.expm1(gap)
+    return torch.addcmul(larger, larger, less, value=0.5), larger * (less / gap).masked_fill_(gap == 0, 1)
 
 
 class PairedAttention(Function):
@@ -175,19 +175,23 @@ class PairedAttention(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, mask = ctx.saved_tensors
         causal, scale = ctx.options
-        dq, dk, dv = (torch.zeros_like(x.chunk(2)[0]) for x in (q, k, v))
-        for start in range(0, q.shape[2], BLOCK):
-            rows, keys = slice(start, start + BLOCK), slice(start + BLOCK if causal else None)
+        queries, dk, dv = [], None, None
+        for start in reversed(range(0, q.shape[2], BLOCK)):  # the last block reads all keys
+            rows, keys = slice(start, start + BLOCK), slice(start + BLOCK if causal and queries else None)
             block = _Block(q[:, :, rows] * scale, k[:, :, keys], v[:, :, keys])
             part: Tensor | None
             if causal:
-                part = torch.ones(block.q.shape[2], block.k.shape[2], dtype=torch.bool, device=q.device).tril(start)
+                part = q.new_full((block.q.shape[2], block.k.shape[2]), -torch.inf).triu_(start + 1)
             else:
                 part = None if mask is None else mask.expand(*mask.shape[:-2], q.shape[2], k.shape[2])[..., rows, :]
-            gradients = block.gradients(part, g.chunk(2)[0][:, :, rows])
-            dq[:, :, rows] = gradients[0] * scale
-            dk[:, :, keys] += gradients[1]
-            dv[:, :, keys] += gradients[2]
+            block_q, block_k, block_v = block.gradients(part, g.chunk(2)[0][:, :, rows])
+            queries.append(block_q * scale)
+            if dk is None or dv is None:
+                dk, dv = block_k, block_v
+            else:
+                dk[:, :, keys] += block_k
+                dv[:, :, keys] += block_v
+        dq = queries[0] if len(queries) == 1 else torch.cat(queries[::-1], 2)
         return *map(first_rows, (dq, dk, dv)), None, None, None, None
 
 

@@ -68,8 +68,7 @@ class Prefix:
         """
         # Rows of different lengths have a gap before their new tokens, and windows count its columns.
         assert len(set(starts)) == 1 or max(starts) + ids.shape[1] <= self.window
-        cache = copy.deepcopy(self.cache)  # a pass writes to it
-        cache.batch_select_indices(torch.tensor(rows, device=ids.device))
+        cache = self._cache_of(rows)
         if max(starts) < self.length:
             cache.crop(max(starts) - self.length)
         start = torch.tensor(starts, device=ids.device)[:, None]  # (N, 1)
@@ -79,6 +78,18 @@ class Prefix:
         if "position_ids" in inspect.signature(type(self.model.net).forward).parameters:
             inputs["position_ids"] = start + torch.arange(ids.shape[1], device=ids.device)
         return inputs
+
+    def _cache_of(self, rows: Sequence[int]) -> Any:
+        """Return a cache of these rows. A pass replaces its keys and values, and changes none in place."""
+        cache = copy.copy(self.cache)
+        cache.layers = [copy.copy(layer) for layer in self.cache.layers]
+        if len(set(rows)) > 1:
+            cache.batch_select_indices(torch.tensor(rows, device=self.model.device))
+            return cache
+        for layer in cache.layers:  # the same row takes no memory
+            keys, values = layer.keys, layer.values
+            layer.keys, layer.values = (x[rows[0]].expand(len(rows), *x.shape[1:]) for x in (keys, values))
+        return cache
 
     def after(self, ids: Tensor) -> dict[str, Any]:
         """Return the inputs of a pass over token ids (N, S) that all follow the first row."""

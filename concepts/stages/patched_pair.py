@@ -195,22 +195,28 @@ class Passes:
         kinds = {site: kind for kind, sites in KINDS.items() for site in sites if site in pair.sites}
         tokens = frozenset(range(start, len(pair.ids)))
         held = [site for site, kind in kinds.items() if not all(tokens <= state.free_tokens(kind) for state in states)]
-        nodes = {site: _together(states, site, model.device) for site in held}
+        nodes = {site: self._nodes_of(states, site) for site in held}
 
         def hook(site: str, layer: int, x: Tensor) -> Tensor:
             begin = batch.span_of(model.stack_of(layer)).start if batch.decoder else start
             mask = on_device[kinds[site]][:, begin : begin + x.shape[1], None].to(x.device)
+            values = pair.counterfactual.activation[site][layer]
+            result = torch.where(mask, x, values[begin - self.start : begin - self.start + x.shape[1]].to(x))
             chosen, column = nodes[site], pair.explained - begin
             if chosen is not None and 0 <= column < x.shape[1]:
-                mask = mask.repeat(1, 1, x.shape[-1])
-                part = chosen[:, layer].to(x.device)
-                mask[:, column] |= part.repeat_interleave(x.shape[-1] // part.shape[-1], -1)
-            values = pair.counterfactual.activation[site][layer]
-            values = values[begin - self.start : begin - self.start + x.shape[1]]
-            return torch.where(mask, x, values.to(x))
+                result[:, column] = torch.where(chosen[:, layer].to(x.device), x[:, column], result[:, column])
+            return result
 
         with hooks(model, [(site, layer) for site in held for layer in model.layers_with(site)], hook):
             yield
+
+    def _nodes_of(self, states: Sequence[State], site: str) -> Tensor | None:
+        """Return the neurons (N, L, W) of a site that states recompute, of heads all; None if there are none."""
+        chosen = _together(states, site)
+        if chosen is None or not chosen.any():
+            return None
+        width = self.pair.counterfactual.activation[site].shape[-1]
+        return chosen.repeat_interleave(width // chosen.shape[-1], -1).to(self.model.device)
 
     @contextmanager
     def patching(self, rows: Sequence[tuple[int, int]], start: int) -> Iterator[None]:
@@ -235,12 +241,13 @@ def _row(streams: Mapping[int, Tensor], row: int) -> dict[int, Tensor]:
     return {layer: stream[row] for layer, stream in streams.items()}
 
 
-def _together(states: Sequence[State], site: str, device: torch.device) -> Tensor | None:
-    """Return the nodes (N, L, W) of a site that states recompute; None if no state has any."""
+def _together(states: Sequence[State], site: str) -> Tensor | None:
+    """Return the nodes (N, L, W) of a site that states recompute; None if no state names any."""
     known = next((state.nodes[site] for state in states if site in state.nodes), None)
     if known is None:
         return None
-    return torch.stack([state.nodes.get(site, torch.zeros_like(known)) for state in states]).to(device)
+    none = torch.zeros_like(known)
+    return torch.stack([state.nodes.get(site, none) for state in states])
 
 
 class CompletePasses(Passes):
@@ -408,15 +415,11 @@ class CachedPasses(Passes):
         pair, shape = self.pair, (len(states), self.model.layers)
         is_held, is_free = (torch.ones(shape, dtype=torch.bool) for _ in range(2))  # all of a layer's nodes
         for kind, site in ((kind, site) for kind, sites in KINDS.items() for site in sites if site in pair.sites):
-            at = self.model.layers_with(site)
-            for row, state in enumerate(states):
-                if pair.explained in state.free_tokens(kind):
-                    is_held[row, at] = False
-                elif site in state.nodes:
-                    is_held[row, at] &= ~state.nodes[site][at].any(1)
-                    is_free[row, at] &= state.nodes[site][at].all(1)
-                else:
-                    is_free[row, at] = False
+            at, nodes = self.model.layers_with(site), _together(states, site)
+            free = torch.tensor([[pair.explained in state.free_tokens(kind)] for state in states])  # (N, 1)
+            some, every = (free, free) if nodes is None else (free | nodes.any(-1)[:, at], free | nodes.all(-1)[:, at])
+            is_held[:, at] &= ~some
+            is_free[:, at] &= every
         leading = torch.stack([is_held, is_free], -1).long().cumprod(1).sum(1).tolist()  # layers before the first other
         begins = []
         for state, (held, free) in zip(states, leading, strict=True):

@@ -59,12 +59,12 @@ class Network:
 
     def masks(self, nodes: Sequence[Neuron]) -> dict[str, Tensor]:
         """Return site -> (L, W) of nodes; a head of the site ``attn`` is named by the site ``head``."""
-        masks: dict[str, Tensor] = {}
+        at: dict[str, list[tuple[int, int]]] = {}
         for node in nodes:
-            site = neuron_site(node.site)
-            if site not in masks:
-                masks[site] = torch.zeros(self.model.layers, self.width(site), dtype=torch.bool)
-            masks[site][node.layer, node.index] = True
+            at.setdefault(neuron_site(node.site), []).append((node.layer, node.index))
+        masks = {site: torch.zeros(self.model.layers, self.width(site), dtype=torch.bool) for site in at}
+        for site, mask in masks.items():
+            mask[tuple(zip(*at[site], strict=True))] = True
         return masks
 
     def without(self, nodes: Sequence[Neuron]) -> Parts:
