@@ -175,24 +175,24 @@ class PairedAttention(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, mask = ctx.saved_tensors
         causal, scale = ctx.options
-        queries, dk, dv = [], None, None
+        at_queries: list[Tensor] = []
+        at_keys: list[Tensor] = []  # of keys, and of values
         for start in reversed(range(0, q.shape[2], BLOCK)):  # the last block reads all keys
-            rows, keys = slice(start, start + BLOCK), slice(start + BLOCK if causal and queries else None)
+            rows, keys = slice(start, start + BLOCK), slice(start + BLOCK if causal and at_keys else None)
             block = _Block(q[:, :, rows] * scale, k[:, :, keys], v[:, :, keys])
             part: Tensor | None
             if causal:
                 part = q.new_full((block.q.shape[2], block.k.shape[2]), -torch.inf).triu_(start + 1)
             else:
                 part = None if mask is None else mask.expand(*mask.shape[:-2], q.shape[2], k.shape[2])[..., rows, :]
-            block_q, block_k, block_v = block.gradients(part, g.chunk(2)[0][:, :, rows])
-            queries.append(block_q * scale)
-            if dk is None or dv is None:
-                dk, dv = block_k, block_v
-            else:
-                dk[:, :, keys] += block_k
-                dv[:, :, keys] += block_v
-        dq = queries[0] if len(queries) == 1 else torch.cat(queries[::-1], 2)
-        return *map(first_rows, (dq, dk, dv)), None, None, None, None
+            gradient, *gradients = block.gradients(part, g.chunk(2)[0][:, :, rows])
+            at_queries.append(gradient * scale)
+            at_keys = at_keys or gradients
+            if gradients is not at_keys:
+                for whole, gradient in zip(at_keys, gradients, strict=True):
+                    whole[:, :, keys] += gradient
+        dq = at_queries[0] if len(at_queries) == 1 else torch.cat(at_queries[::-1], 2)
+        return *map(first_rows, (dq, *at_keys)), None, None, None, None
 
 
 BLOCK = 64
