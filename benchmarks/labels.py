@@ -13,13 +13,12 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import pandas
 
-from icebear.actmax.labels import scores
 from icebear.actmax.labels.auto import measure_activations
-from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.choice import Candidates, Chosen, better_of, score_parts
 from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg
-from icebear.actmax.labels.null import Nulls, Side, nulls, other_labels, p_value, sides, significant
+from icebear.actmax.labels.null import Nulls, Sides, sides, true_share
 from icebear.actmax.labels.sample import Sample, prepare_samples
-from icebear.actmax.labels.scores import Chosen, TopActivations, best_of, better_of, choose_label, score_parts
+from icebear.actmax.labels.scores import score, token_mean_baseline
 from icebear.app.cli.verbs.evaluate import command
 from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
@@ -42,6 +41,8 @@ METRICS = {
     "train": "that score on the train documents",
     "validation": "that score on the validation documents",
 }
+BATCH = 16
+"""The number of neurons that are scored at once."""
 NO_LABEL = dict.fromkeys(METRICS, 0.0) | dict.fromkeys(("token", "sentence", "train", "validation"), 0.5)
 
 
@@ -92,51 +93,57 @@ def label_lines(
     model: Model, store: Store, parts: dict[str, Sample], group: Sequence[Neuron], seed: int
 ) -> list[dict[str, Any]]:
     """Return a line for each neuron, with a pair (neuron, polarity) for each polarity at which it is active."""
-    values, known = measure_activations(model, store, parts, group, seed=seed)
+    values, nulls = measure_activations(model, store, parts, group, seed=seed)
     rows: dict[Neuron, list[dict[str, Any]]] = {neuron: [] for neuron in group}
-    for side in sides(parts, group, values):
-        if side.active:
-            name = f"{side.neuron} {side.polarity}"
-            rows[side.neuron].append({"pair": name, **_pair_line(side, known)})
+    for start in range(0, len(group), BATCH):
+        span = slice(start, start + BATCH)
+        batch = sides(parts, group[span], {part: x[span] for part, x in values.items()})
+        for (neuron, polarity), line in zip(batch.names, pair_lines(batch, nulls), strict=True):
+            if line:
+                rows[neuron].append({"pair": f"{neuron} {polarity}", **line})
     return [{"neuron": str(neuron), "pairs": pairs} for neuron, pairs in rows.items()]
 
 
-def _pair_line(side: Side, known: dict[str, Any]) -> dict[str, Any]:
-    labels, fired = side.candidates, side.fired
-    chosen = choose_label(labels, fired)
-    other = next(iter(other_labels(known["labels"], side, chosen)), None)
-    shifted = side.shifted("evaluated")  # another draw than those of the nulls
-    learnt = [fired["train"], fired["validation"]]
+def pair_lines(batch: Sides, nulls: Nulls) -> list[dict[str, Any]]:
+    """Return the numbers of each side; nothing for one that is hardly active."""
+    shifted = batch.shifted("evaluated")  # another draw than those of the nulls
+    best, best_shifted = batch.best(), shifted.best()
+    lines: list[dict[str, Any]] = []
+    for row, (neuron, _) in enumerate(batch.names):
+        if not batch.active[row]:
+            lines.append({})
+            continue
+        chosen = better_of(best[row], batch.fired, row)
+        other = next(iter(nulls.others(chosen, neuron.layer, true_share(chosen.label, batch))), None)
+        methods = {"label": _of_labels(best[row], batch, row, nulls)}
+        methods[SHIFT] = _of_labels(best_shifted[row], shifted, row, nulls) if shifted.active[row] else NO_LABEL
+        methods[OTHER] = NO_LABEL
+        if other is not None:
+            both = {unit: score(other, unit, batch.fired["test"], row) for unit in THRESHOLDS}
+            judgement = score_parts(other, chosen.by, batch.fired, row)
+            methods[OTHER] = {**both, **_of_chosen(judgement, neuron, nulls)}
+        methods[TABLE] = _of_table(batch, row)
+        labels = CONVERTER.unstructure({"label": chosen.label} | ({"other": other} if other else {}))
+        lines.append({"by": chosen.by, "p": nulls.p_value(chosen, neuron.layer), "labels": labels, "methods": methods})
+    return lines
+
+
+def _of_table(batch: Sides, row: int) -> dict[str, float]:
+    learnt = [batch.fired["train"], batch.fired["validation"]]
     test, train, validation = (
-        scores.token_mean_baseline(learnt, fired[part]) for part in ("test", "train", "validation")
+        token_mean_baseline(learnt, batch.fired[part], row) for part in ("test", "train", "validation")
     )
-    by_chance = nulls(known, side.neuron)
-    methods = {"label": _of_labels(labels, fired, by_chance)}
-    methods[SHIFT] = _of_labels(shifted.candidates, shifted.fired, by_chance) if shifted.active else NO_LABEL
-    methods[OTHER] = NO_LABEL
-    if other is not None:
-        judgement = score_parts(other, chosen.by, fired)
-        methods[OTHER] = {**scores.label_auroc(other, fired["test"]), **_of_chosen(judgement, by_chance)}
     passes = any(test[by] >= THRESHOLDS[by] for by in test)
-    methods[TABLE] = test | _numbers(passes, test["token"], train["token"], validation["token"])
-    return {
-        "by": chosen.by,
-        "p": p_value(chosen, by_chance),
-        "labels": CONVERTER.unstructure({"label": chosen.label} | ({"other": other} if other else {})),
-        "methods": methods,
-    }
+    return test | _numbers(passes, test["token"], train["token"], validation["token"])
 
 
-def _of_labels(labels: Sequence[Label], fired: dict[str, TopActivations], by_chance: Nulls) -> dict[str, float]:
-    best = best_of(labels, fired["validation"])
-    if not best:
-        return NO_LABEL
-    each = {by: score_parts(label, by, fired).test for by, (label, _) in best.items()}
-    return {**NO_LABEL, **each, **_of_chosen(better_of(best, fired), by_chance)}
+def _of_labels(best: Candidates, batch: Sides, row: int, nulls: Nulls) -> dict[str, float]:
+    each = {by: score(label, by, batch.fired["test"], row) for by, (label, _) in best.items()}
+    return {**NO_LABEL, **each, **_of_chosen(better_of(best, batch.fired, row), batch.names[row][0], nulls)}
 
 
-def _of_chosen(chosen: Chosen, by_chance: Nulls) -> dict[str, float]:
-    return _numbers(significant(chosen, by_chance), chosen.test, chosen.train, chosen.validation)
+def _of_chosen(chosen: Chosen, neuron: Neuron, nulls: Nulls) -> dict[str, float]:
+    return _numbers(nulls.is_significant(chosen, neuron.layer), chosen.test, chosen.train, chosen.validation)
 
 
 def _numbers(passes: bool, test: float, train: float, validation: float) -> dict[str, float]:

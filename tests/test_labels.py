@@ -19,18 +19,20 @@ from conftest import printed, started_alone
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
+from reference import labels as reference
+from scipy.stats import rankdata
 from sklearn.metrics import roc_auc_score
 
 from benchmarks import labels as evaluation
 from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.labels import kinds, null, sample, scores
-from icebear.actmax.labels.auto import control_name, label_neurons, score_label
+from icebear.actmax.labels.auto import BATCH, control_name, label_neurons, score_label
+from icebear.actmax.labels.choice import score_parts
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.meanings import benjamini_hochberg, most_significant
-from icebear.actmax.labels.null import nulls, other_labels, sides, significant
+from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg, most_significant
+from icebear.actmax.labels.null import Nulls, sides, true_share
 from icebear.actmax.labels.sample import Sample, part_of, prepare_samples, read_activations
-from icebear.actmax.labels.scores import choose_label, score_parts
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.tables.cards import card_report, labels_table
@@ -192,21 +194,19 @@ def test_chance_is_seldom_called_clear(indexed):
         neurons = [Neuron(0, "ffn", number) for number in range(10, 60)]
         read_of = {part: read_activations(model, x, neurons) for part, x in parts.items()}
         clear = {"shifted": 0, "other": 0}
-        for side in sides(parts, neurons, read_of):
-            moved = side.shifted("another seed")
-            if moved.active:
-                chosen = choose_label(moved.candidates, moved.fired)
-                clear["shifted"] += significant(chosen, nulls(known, side.neuron))
-            own = choose_label(side.candidates, side.fired)
-            for other in other_labels(known["labels"], side, own)[:1]:
-                clear["other"] += significant(score_parts(other, own.by, side.fired), nulls(known, side.neuron))
+        both = sides(parts, neurons, read_of)
+        moved, known = both.shifted("another seed"), Nulls(known)
+        for row, (shifted, own) in enumerate(zip(moved.choose(), both.choose(), strict=True)):
+            clear["shifted"] += bool(moved.active[row]) and known.is_significant(shifted, 0)
+            for other in known.others(own, 0, true_share(own.label, both))[:1]:
+                clear["other"] += known.is_significant(score_parts(other, own.by, both.fired, row), 0)
         assert max(clear.values()) <= 8
 
 
 def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
-    """A killed run keeps the labels of every neuron that it has scored, and the next run adds the others."""
+    """A killed run keeps the labels of every batch that it has scored, and the next run adds the others."""
     model, path = indexed
-    neurons = [Neuron(0, "ffn", number) for number in range(12)]
+    neurons = [Neuron(0, "ffn", number) for number in range(2 * BATCH)]
     result, checksums = [], set()
     for name in ("whole", "killed"):
         _copy(path, tmp_path / f"{name}.db")
@@ -221,7 +221,7 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
         process.join()
         assert process.exitcode == -signal.SIGKILL
         scored = store.labels.meanings(neurons)
-        assert 0 < len(scored) < 24
+        assert 0 < len(scored) < 4 * BATCH
         assert {(neuron, "-") in scored for neuron, _ in scored} == {True}
     for name in ("whole", "killed"):
         with open_store(tmp_path / f"{name}.db") as store:
@@ -230,7 +230,7 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
             label_neurons(model, store, neurons)  # nothing is left to do
             checksums.add(store.checksum())
     assert len(checksums) == 1
-    assert len(result[0]) == 24
+    assert len(result[0]) == 4 * BATCH
     assert result[0] == result[1]
     assert {key: result[1][key] for key in scored} == scored
 
@@ -245,7 +245,7 @@ def _label_alone(path, neurons, started):
     sample.SENTENCES, null.CONTROLS, sample.TOPICS = SENTENCES, 50, 6
     started.set()
     with open_store(path) as store:
-        label_neurons(planted(), store, neurons, on_progress=lambda *done: time.sleep(0.02))  # to be killed in time
+        label_neurons(planted(), store, neurons, on_progress=lambda *done: time.sleep(0.2))  # to be killed in time
 
 
 def test_ones_own_label_is_scored(indexed):
@@ -336,22 +336,46 @@ def test_detection_is_the_auroc(lines):
     x = made(lines)
     pieces = [piece for line in lines for piece in line]
     values = np.array([float(place % 7 + (piece == " ice")) for place, piece in enumerate(pieces)])
-    fired = scores.top_activations(x, values)
+    fired = scores.top_activations(x, values[None, x.counted])
     label = Label("tokens", (" ice",))
     order = np.argsort(np.where(x.counted, -values, np.inf), kind="stable")
     expected = [place for place in order if x.counted[place] and values[place] > 0]
     expected = expected[: max(kinds.FEWEST, math.ceil(kinds.TOP_TOKENS * x.counted.sum()))]
-    assert kinds.top(values, x.counted, kinds.TOP_TOKENS).tolist() == expected
-    if fired.active:
-        result = scores.label_auroc(label, fired)
-        by_token = auroc(label.true(x)[x.counted].astype(float), fired.tokens)
-        assert result["token"] == pytest.approx(by_token)
-        assert result["sentence"] == pytest.approx(auroc(label.degree(x), fired.sentences))
-        true, sentence = label.true(x)[x.counted], x.sentence[x.counted]
-        having = np.array([true[sentence == number].any() for number in range(len(x.ids))])
-        for unit, activations, positive in (("token", values[x.counted], true), ("sentence", fired.means, having)):
-            larger = auroc(activations, positive) > 0.5  # NaN where the label is always or never true
-            assert scores.responds(label, fired, unit) == larger
+    assert np.flatnonzero(x.counted)[fired.tokens[0]].tolist() == sorted(expected)
+    if fired.active[0]:
+        slow = reference.Part(x, values)
+        for by in THRESHOLDS:
+            assert scores.score(label, by, fired, 0) == pytest.approx(slow.score(label, by))
+            assert scores.responding([label], by, fired)[0, 0] == slow.raises(label, by)
+
+
+@pytest.mark.parametrize("heads", [False, True])
+def test_labels_of_a_batch_are_those_of_the_slow_reference(indexed, heads):
+    """Every label, unit and score, of 100 sides, and of as many with shifted activations."""
+    model, path = indexed
+    with open_store(path) as store:
+        parts = prepare_samples(model, store)
+    neurons = [Neuron(0, "head" if heads else "ffn", number) for number in range(2 if heads else 50)]
+    read_of = {part: read_activations(model, x, neurons) for part, x in parts.items()}
+    both = sides(parts, neurons, read_of)
+    for batch in (both, both.shifted("another")):
+        for row, label in enumerate(batch.choose()):
+            slow = {}
+            for part, top in batch.fired.items():
+                values = np.zeros(len(top.sample), dtype=np.float32)
+                values[top.sample.counted] = top.values[row]
+                slow[part] = reference.Part(top.sample, values)
+            if batch.active[row]:
+                assert (label.label, label.by) == reference.chosen(batch.candidates, slow)[:2]
+                assert label.test == pytest.approx(slow["test"].score(label.label, label.by), abs=1e-9)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=6), st.integers(1, 6))
+def test_the_largest_of_rows_are_the_first_of_a_stable_sort(rows, count):
+    values = np.array(rows, dtype=float)
+    for row, chosen, ranks in zip(values, scores.largest(values, count), scores.mean_ranks(values), strict=True):
+        assert np.flatnonzero(chosen).tolist() == sorted(np.argsort(-row, kind="stable")[:count].tolist())
+        assert ranks.tolist() == rankdata(row).tolist()
 
 
 def test_labels_come_back_from_json(indexed):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from icebear.actmax.labels import scores
+from icebear.actmax.labels.choice import Chosen, choose_labels
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.meanings import THRESHOLDS
-from icebear.actmax.labels.null import Side, controls, nulls, other_labels, p_value, random_neurons, sides, significant
+from icebear.actmax.labels.null import Nulls, Sides, controls, random_neurons, sides, true_share
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations
-from icebear.actmax.labels.scores import TopActivations, choose_label, score_parts
+from icebear.actmax.labels.scores import TopActivations, score, token_mean_baseline
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.db.terms import words
@@ -24,6 +23,8 @@ from icebear.steps import OnProgress, counting, unwatched
 
 GROUP = 4096
 """The number of neurons whose activations are in memory at once (about 140 kB each)."""
+BATCH = 16
+"""The number of neurons that are scored at once; a kill loses at most their labels."""
 SHOWN = 4
 
 
@@ -50,13 +51,12 @@ def label_neurons(
     total = sum(len(sample.ids) for sample in parts.values()) * len(groups) + 2 * len(wanted)
     advance = counting(on_progress, total)
     for group in groups:
-        values, known = measure_activations(model, store, parts, group, advance)
-        for _, both in groupby(sides(parts, group, values), lambda side: side.neuron):
-            meanings = []
-            for side in both:
-                meanings.append(score_candidates(side, side.candidates, known))
-                advance(1)
-            store.labels.set_meanings(meanings)  # of one neuron, so that a killed run keeps its work
+        values, nulls = measure_activations(model, store, parts, group, advance)
+        for start in range(0, len(group), BATCH):
+            rows = slice(start, start + BATCH)
+            batch = sides(parts, group[rows], {part: x[rows] for part, x in values.items()})
+            store.labels.set_meanings(meanings_of(batch, batch.choose(), nulls))
+            advance(len(batch.names))
 
 
 def measure_activations(
@@ -66,7 +66,7 @@ def measure_activations(
     neurons: Sequence[Neuron],
     advance: Callable[[int], None] = lambda sentences: None,
     seed: int = 0,
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+) -> tuple[dict[str, np.ndarray], Nulls]:
     """Return the activations (P, N) in each part, and the nulls, which the first call measures in the same passes."""
     heads = neurons[0].site == "head"
     name = control_name(seed, heads)
@@ -75,9 +75,10 @@ def measure_activations(
     values = {part: read_activations(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}
     if known is None:
         of_others = {part: x[len(neurons) :] for part, x in values.items()}
-        store.controls.set({name: controls(list(sides(parts, others, of_others)), seed)})
+        store.controls.set({name: controls(sides(parts, others, of_others), seed)})
         known = store.controls.get(name)
-    return values, known
+        values = {part: x[: len(neurons)] for part, x in values.items()}
+    return values, Nulls(known)
 
 
 def control_name(seed: int, heads: bool = False) -> str:
@@ -103,64 +104,68 @@ def score_label(
     store.check(model.fingerprint, model.name, model.dtype_name)
     parts = prepare_samples(model, store)
     advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
-    values, known = measure_activations(model, store, parts, [neuron], advance)
+    values, nulls = measure_activations(model, store, parts, [neuron], advance)
     label = Label("tokens", tuple(form for word in spelled for form in (word, f" {word}")))
-    return [score_candidates(side, [label], known) for side in sides(parts, [neuron], values)]
+    both = sides(parts, [neuron], values)
+    return meanings_of(both, choose_labels([label], both.fired), nulls)
 
 
 # --- scores of a label ---------------------------------------------------------------------------------------
 
 
-def score_candidates(side: Side, candidates: Sequence[Label], known: dict[str, Any]) -> Meaning:
-    """Return the best label with its scores on the test part. known: the nulls."""
-    if not side.active:
-        return Meaning(side.neuron, side.polarity, "", "hardly active at this polarity", "token", 0.5, 1.0, False, {})
-    chosen = choose_label(candidates, side.fired)
-    test, label, by = side.fired["test"], chosen.label, chosen.by
-    by_chance = nulls(known, side.neuron)
-    others = other_labels(known["labels"], side, chosen)
+def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: Nulls) -> list[Meaning]:
+    """Return the label that was chosen for each side, with its scores on the test part."""
+    rows = enumerate(zip(batch.names, batch.active, chosen, strict=True))
+    return [
+        _meaning(batch, row, label, nulls)
+        if active
+        else Meaning(*side, "", "hardly active at this polarity", "token", 0.5, 1.0, False, {})
+        for row, (side, active, label) in rows
+    ]
+
+
+def _meaning(batch: Sides, row: int, chosen: Chosen, nulls: Nulls) -> Meaning:
+    (neuron, polarity), fired = batch.names[row], batch.fired
+    test, label, by = fired["test"], chosen.label, chosen.by
+    others = nulls.others(chosen, neuron.layer, true_share(label, batch))
+    passes = nulls.is_significant(chosen, neuron.layer)
     record = {
         **CONVERTER.unstructure(chosen),
-        "token_mean": scores.token_mean_baseline([side.fired["train"], side.fired["validation"]], test)["token"],
-        "auroc": scores.label_auroc(label, test),
-        "other_neuron": score_parts(others[0], by, side.fired).test if others else None,
-        "thresholds": {
-            name: 0.5 + float(np.quantile(null, 0.95)) * (THRESHOLDS[by] - 0.5)
-            for name, null in by_chance.items()
-            if null
-        },
-        "sentences": {part: len(fired.sample.ids) for part, fired in side.fired.items()},
-        "examples": test_examples(label, test),
+        "token_mean": token_mean_baseline([fired["train"], fired["validation"]], test, row)["token"],
+        "auroc": {unit: score(label, unit, test, row) for unit in THRESHOLDS},
+        "other_neuron": score(others[0], by, test, row) if others else None,
+        "thresholds": {name: 0.5 + top * (THRESHOLDS[by] - 0.5) for name, top in nulls.quantiles(neuron.layer).items()},
+        "sentences": {part: len(top.sample.ids) for part, top in fired.items()},
+        "examples": test_examples(label, test, row) if passes else {},
     }
-    text, passes = str(label), significant(chosen, by_chance)
-    p = p_value(chosen, by_chance)
-    return Meaning(side.neuron, side.polarity, label.kind, text, by, chosen.test, p, passes, record)
+    p = nulls.p_value(chosen, neuron.layer)
+    return Meaning(neuron, polarity, label.kind, str(label), by, chosen.test, p, passes, record)
 
 
-def test_examples(label: Label, fired: TopActivations) -> dict[str, list[dict[str, Any]]]:
+def test_examples(label: Label, fired: TopActivations, row: int) -> dict[str, list[dict[str, Any]]]:
     """Return hits, misses and false alarms among the tokens of the test part."""
-    sample = fired.sample
-    true = label.true(sample)
-    activating = np.zeros(len(sample), dtype=bool)
-    activating[sample.counted] = fired.tokens
+    true, on_top = label.true(fired.sample)[fired.sample.counted], fired.tokens[row]
     groups = {
-        "hits": (activating & true, -1),
-        "misses": (activating & ~true, -1),
-        "false_alarms": (sample.counted & true & ~activating, 1),
+        "hits": (on_top & true, -1),
+        "misses": (on_top & ~true, -1),
+        "false_alarms": (true & ~on_top, 1),
     }
-    return {name: list(_extremes(fired, where, sign)) for name, (where, sign) in groups.items()}
+    return {name: list(_extremes(fired, row, where, sign)) for name, (where, sign) in groups.items()}
 
 
-def _extremes(fired: TopActivations, where: np.ndarray, sign: int) -> Iterator[dict[str, Any]]:
+def _extremes(fired: TopActivations, row: int, where: np.ndarray, sign: int) -> Iterator[dict[str, Any]]:
     """Yield the tokens with the most extreme activations, at most one of each sentence."""
-    sample, seen = fired.sample, set[int]()
-    tokens = np.flatnonzero(where)
-    for token in tokens[np.argsort(sign * fired.values[tokens], kind="stable")]:
+    sample, values, seen = fired.sample, fired.values[row], set[int]()
+    counted, able = np.flatnonzero(sample.counted), np.flatnonzero(where)
+    for index in able[np.argsort(sign * values[able], kind="stable")].tolist():
+        token = counted[index]
         number = int(sample.sentence[token])
-        if number not in seen and len(seen) < SHOWN:
+        if number not in seen:
             seen.add(number)
             yield {
                 "sentence": sample.sentences[number].id,
                 "token": int(sample.position[token]),
-                "value": round(float(fired.values[token]), 4),
+                "value": round(float(values[index]), 4),
             }
+        if len(seen) == SHOWN:
+            return

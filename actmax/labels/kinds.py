@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,15 +17,6 @@ FEWEST = 8
 """The smallest number of tokens with an activation above zero for a label."""
 ALIKE = 0.3
 """The smallest cosine between a sentence and its topic."""
-
-
-def top(values: np.ndarray, counted: np.ndarray, share: float) -> np.ndarray:
-    """Return the positions of the largest share of the counted values above zero, largest first."""
-    wanted = max(FEWEST, math.ceil(share * counted.sum()))
-    able = np.flatnonzero(counted & (values > 0))
-    if len(able) > wanted:  # sorting all of them would take most of the time of a label
-        able = able[values[able] >= np.partition(values[able], -wanted)[-wanted]]
-    return able[np.argsort(-values[able], kind="stable")[:wanted]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +35,9 @@ class Label:
 
     def degree(self, sample: Sample) -> np.ndarray:
         """Return the degree (S,) to which the label is true of each sentence; of a topic, their cosine."""
-        return sample.topics[self.items] if self.kind == "topic" else sample.means(self.true(sample))
+        if self.kind == "topic":
+            return sample.topics[self.items]
+        return sample.means(self.true(sample)[None, sample.counted])[0]
 
     def __str__(self) -> str:
         if self.kind == "topic":

@@ -1,23 +1,24 @@
-"""A neuron at one polarity, and two nulls of its labels that repeat the choice: circularly shifted activations, and
-labels of other neurons."""
+"""Sides of neurons, and two nulls of their labels that repeat the choice: circularly shifted activations, and labels of
+other neurons."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
-from icebear.actmax.labels import scores
+from icebear.actmax.labels.choice import Candidates, Chosen, best_of, better_of, score_parts
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.sample import Sample
-from icebear.actmax.labels.scores import Chosen, TopActivations, choose_label, score_parts
+from icebear.actmax.labels.scores import TopActivations, label_truth, top_activations
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.models.model import Model
-from icebear.records import Neuron
+from icebear.records import POLARITIES, Neuron
 
 CONTROLS = 100
 """The number of random neurons that the nulls are made from."""
@@ -25,68 +26,104 @@ NULL_DRAWS = 5
 """The number of shifts, and of other labels, of each random neuron and polarity."""
 NEAR = 300
 """The number of draws that a label is compared with."""
-Nulls = dict[str, list[float]]
-"""``circular_shift`` and ``other_neuron`` -> margins."""
+NULL_NAMES = ("circular_shift", "other_neuron")
 
 
-@dataclass(frozen=True)
-class Side:
-    """A neuron at a polarity, in each part of the documents."""
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """P neurons, each at a polarity, in each part of the documents."""
 
-    neuron: Neuron
-    polarity: str
+    names: list[tuple[Neuron, str]]
+    """Neuron and polarity."""
     fired: dict[str, TopActivations]
     """part -> the activations in its sample; negated for polarity ``-``."""
 
-    @property
-    def active(self) -> bool:
-        """Whether the neuron is active at this polarity in each part."""
-        return all(fired.active for fired in self.fired.values())
+    @cached_property
+    def active(self) -> np.ndarray:
+        """(P,) whether a neuron is active at this polarity in each part."""
+        return np.all([fired.active for fired in self.fired.values()], axis=0)
 
     @property
     def candidates(self) -> list[Label]:
         return [Label("topic", words) for words in self.fired["train"].sample.topics]
 
-    def shifted(self, seed: str) -> Side:
-        """Return the neuron with circularly shifted activations."""
-        name = f"{self.neuron} {self.polarity} {seed}"
-        generator = np.random.default_rng(list(hashlib.blake2b(name.encode(), digest_size=16).digest()))
+    def best(self) -> list[Candidates]:
+        """Return the best label of each side by each unit; those of a side that is hardly active say nothing."""
+        return best_of(self.candidates, self.fired["validation"])
+
+    def choose(self) -> list[Chosen]:
+        """Return the best label of each side."""
+        return [better_of(best, self.fired, row) for row, best in enumerate(self.best())]
+
+    def shifted(self, seed: str) -> Sides:
+        """Return the neurons with circularly shifted activations."""
+        generators = []
+        for neuron, polarity in self.names:
+            digest = hashlib.blake2b(f"{neuron} {polarity} {seed}".encode(), digest_size=16).digest()
+            generators.append(np.random.default_rng(list(digest)))
         fired = {}
         for part, top in self.fired.items():
-            moved, counted = top.values.copy(), top.sample.counted
-            count = int(counted.sum())
-            moved[counted] = np.roll(moved[counted], int(generator.integers(count // 4, 3 * count // 4)))
-            fired[part] = scores.top_activations(top.sample, moved)
-        return replace(self, fired=fired)
+            count = top.values.shape[1]
+            steps = [int(generator.integers(count // 4, 3 * count // 4)) for generator in generators]
+            moved = [np.roll(row, step) for row, step in zip(top.values, steps, strict=True)]
+            fired[part] = top_activations(top.sample, np.array(moved))
+        return Sides(self.names, fired)
 
 
-def sides(samples: dict[str, Sample], neurons: Sequence[Neuron], activations: dict[str, np.ndarray]) -> Iterator[Side]:
-    """Yield both polarities of each neuron. activations: part -> (P, N)."""
-    for row, neuron in enumerate(neurons):
-        for polarity, sign in (("+", 1), ("-", -1)):
-            fired = {
-                part: scores.top_activations(sample, sign * activations[part][row]) for part, sample in samples.items()
-            }
-            yield Side(neuron, polarity, fired)
+def sides(samples: dict[str, Sample], neurons: Sequence[Neuron], activations: dict[str, np.ndarray]) -> Sides:
+    """Return both polarities of each neuron. activations: part -> (P, N)."""
+    names = [(neuron, polarity) for neuron in neurons for polarity in POLARITIES]
+    signs = np.array([[1], [-1]], dtype=np.float32)
+    fired = {}
+    for part, sample in samples.items():
+        values = activations[part][:, None, sample.counted] * signs  # (P, 2, C)
+        fired[part] = top_activations(sample, values.reshape(len(names), -1))
+    return Sides(names, fired)
 
 
-def nulls(controls: dict[str, Any], neuron: Neuron) -> Nulls:
-    """Return the margins of the `NEAR` draws that are nearest in layer."""
-    near = {}
-    for name in ("circular_shift", "other_neuron"):
-        rows = sorted(controls[name], key=lambda row: abs(row[0] - neuron.layer))  # a stable sort
-        near[name] = [margin for _, margin in rows[:NEAR]]
-    return near
+class Nulls:
+    """The margins and labels of random neurons, see `controls`."""
 
+    def __init__(self, known: dict[str, Any]) -> None:
+        self.known = known
+        self.labels = [(CONVERTER.structure(row["label"], Label), row["by"]) for row in known["labels"]]
+        self.layers = np.array([Neuron.parse(row["neuron"]).layer for row in known["labels"]])
+        self.shares = np.array([row["share"] for row in known["labels"]])
+        self.near = cache(self._near)
+        self.quantiles = cache(self._quantiles)
 
-def significant(chosen: Chosen, by_chance: Nulls) -> bool:
-    """Return whether the score is at its threshold and above 95 % of each null."""
-    return chosen.margin >= 1 and all(chosen.margin > np.quantile(null, 0.95) for null in by_chance.values() if null)
+    def is_significant(self, chosen: Chosen, layer: int) -> bool:
+        """Return whether the score is at its threshold and above 95 % of each null."""
+        return chosen.margin >= 1 and all(chosen.margin > top for top in self.quantiles(layer).values())
 
+    def p_value(self, chosen: Chosen, layer: int) -> float:
+        """Return the larger p value of the two nulls, never zero (Phipson & Smyth 2010)."""
+        return max((1 + int((null >= chosen.margin).sum())) / (1 + len(null)) for null in self.near(layer).values())
 
-def p_value(chosen: Chosen, by_chance: Nulls) -> float:
-    """Return the larger p value of the two nulls, never zero (Phipson & Smyth 2010)."""
-    return max((1 + sum(x >= chosen.margin for x in null)) / (1 + len(null)) for null in by_chance.values())
+    def others(self, chosen: Chosen, layer: int, share: float) -> list[Label]:
+        """Return `NULL_DRAWS` labels of other random neurons, with the same unit and near in layer and frequency, the
+        nearest first. share: `true_share` of the chosen label."""
+        distance = np.abs(self.layers - layer) + 3 * np.abs(np.log((self.shares + 1e-4) / (share + 1e-4)))
+        nearest: dict[Label, None] = {}
+        for index in np.argsort(distance, kind="stable").tolist():
+            label, by = self.labels[index]
+            if by == chosen.by and label != chosen.label:
+                nearest[label] = None
+                if len(nearest) == NULL_DRAWS:
+                    break
+        return list(nearest)
+
+    def _near(self, layer: int) -> dict[str, np.ndarray]:
+        """Return the margins of the `NEAR` draws of each null that are nearest in layer."""
+        near = {}
+        for name in NULL_NAMES:
+            layers, margins = np.array(self.known[name], dtype=float).reshape(-1, 2).T
+            near[name] = margins[np.argsort(np.abs(layers - layer), kind="stable")[:NEAR]]
+        return near
+
+    def _quantiles(self, layer: int) -> dict[str, float]:
+        """Return the 95th percentile of each null; a null without draws has none."""
+        return {name: float(np.quantile(null, 0.95)) for name, null in self.near(layer).items() if len(null)}
 
 
 def random_neurons(model: Model, store: Store, seed: int, heads: bool) -> list[Neuron]:
@@ -99,47 +136,36 @@ def random_neurons(model: Model, store: Store, seed: int, heads: bool) -> list[N
     return list(store.neurons.of(sorted(ids.tolist())).values())
 
 
-def controls(drawn: Sequence[Side], seed: int) -> dict[str, Any]:
+def controls(drawn: Sides, seed: int) -> dict[str, Any]:
     """Return the labels of random neurons, and the layers and margins of both nulls.
 
     circular_shift: labels of their shifted activations. other_neuron: labels of other random neurons, scored on their
     activations.
     """
-    chosen = [(side, choose_label(side.candidates, side.fired)) for side in drawn if side.active]
+    moved = [drawn.shifted(f"{seed} {draw}") for draw in range(NULL_DRAWS)]
+    shifted = [list(zip(draw.active, draw.choose(), strict=True)) for draw in moved]
     shifts = [
-        (side.neuron.layer, choose_label(moved.candidates, moved.fired).margin)
-        for side in drawn
-        for moved in (side.shifted(f"{seed} {draw}") for draw in range(NULL_DRAWS))
-        if moved.active
+        (neuron.layer, chosen.margin)
+        for (neuron, _), *draws in zip(drawn.names, *shifted, strict=True)
+        for active, chosen in draws
+        if active
     ]
+    chosen_of = [(row, chosen) for row, chosen in enumerate(drawn.choose()) if drawn.active[row]]
     labels = []
-    for side, choice in chosen:
-        names = {"neuron": str(side.neuron), "polarity": side.polarity, "share": share(choice.label, side)}
-        labels.append({**CONVERTER.unstructure(choice), **names})
+    for row, chosen in chosen_of:
+        neuron, polarity = drawn.names[row]
+        share = true_share(chosen.label, drawn)
+        labels.append({**CONVERTER.unstructure(chosen), "neuron": str(neuron), "polarity": polarity, "share": share})
+    known = Nulls({"labels": labels})
     others = [
-        (side.neuron.layer, score_parts(other, choice.by, side.fired).margin)
-        for side, choice in chosen
-        for other in other_labels(labels, side, choice)
+        (layer, score_parts(other, chosen.by, drawn.fired, row).margin)
+        for (row, chosen), label in zip(chosen_of, labels, strict=True)
+        for layer in [drawn.names[row][0].layer]
+        for other in known.others(chosen, layer, label["share"])
     ]
     return {"labels": labels, "circular_shift": shifts, "other_neuron": others}
 
 
-def share(label: Label, side: Side) -> float:
+def true_share(label: Label, sides: Sides) -> float:
     """Return the share of validation tokens where the label is true."""
-    sample = side.fired["validation"].sample
-    return float(label.true(sample)[sample.counted].mean())
-
-
-def other_labels(labels: Sequence[dict[str, Any]], side: Side, chosen: Chosen) -> list[Label]:
-    """Return `NULL_DRAWS` labels of other random neurons, with the same unit and near in layer and frequency, the
-    nearest first."""
-    record = CONVERTER.unstructure(chosen.label)
-    rows = [row for row in labels if row["by"] == chosen.by and row["label"] != record]
-    frequency = share(chosen.label, side)
-
-    def distance(row: dict[str, Any]) -> float:
-        apart = abs(Neuron.parse(row["neuron"]).layer - side.neuron.layer)
-        return apart + 3 * abs(float(np.log((row["share"] + 1e-4) / (frequency + 1e-4))))
-
-    nearest = (CONVERTER.structure(row["label"], Label) for row in sorted(rows, key=distance))
-    return list(dict.fromkeys(nearest))[:NULL_DRAWS]
+    return float(label_truth([label], sides.fired["validation"].sample).tokens.mean())

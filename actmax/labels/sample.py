@@ -68,23 +68,19 @@ class Sample:
         self.topics: dict[tuple[str, ...], np.ndarray] = {}
         """The words of a topic -> its cosine with each sentence (S,)."""
         self.seen: dict[Any, Any] = {}
-        """label -> `icebear.actmax.labels.scores.label_truth`, which all neurons share."""
+        """topics -> `icebear.actmax.labels.scores.label_truth`, which all neurons share."""
 
     def __len__(self) -> int:
         return len(self.sentence)
 
     def means(self, x: np.ndarray) -> np.ndarray:
-        """Return the mean (S,) of x (N,) over the counted tokens of each sentence."""
-        tokens, sentences = self._counted_tokens
-        if x.dtype == bool:  # counting is faster than adding
-            return np.bincount(sentences[x[tokens]], minlength=len(self.ids)) / self.weights
-        return np.bincount(sentences, x[tokens], len(self.ids)) / self.weights
+        """Return the mean (K, S) over each sentence of x (K, C), which is at the counted tokens."""
+        return np.add.reduceat(x, self._first_counted, axis=1, dtype=np.float64) / self.weights
 
     @cached_property
-    def _counted_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """The counted tokens, and the sentence of each."""
-        tokens = np.flatnonzero(self.counted)
-        return tokens, self.sentence[tokens]
+    def _first_counted(self) -> np.ndarray:
+        """The first counted token of each sentence, among all counted ones."""
+        return self.weights.cumsum() - self.weights
 
 
 def words(text: str) -> set[str]:

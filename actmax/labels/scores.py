@@ -1,171 +1,172 @@
-"""How well labels predict activations, and activations labels (after FADE, Puri et al. 2025), and the best label."""
+"""How well labels predict activations, of many sides of neurons at once (after FADE, Puri et al. 2025)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from icebear.actmax.labels.kinds import FEWEST, TOP_SENTENCES, TOP_TOKENS, Label, top
-from icebear.actmax.labels.meanings import THRESHOLDS, margin
-from icebear.actmax.labels.sample import PARTS, Sample
+from icebear.actmax.labels.kinds import FEWEST, TOP_SENTENCES, TOP_TOKENS, Label
+from icebear.actmax.labels.sample import Sample
 from icebear.concepts.statistics import auroc
 
 SMOOTHING = 2.0
 """The number of pseudo-counts at the overall mean in the table of token means."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TopActivations:
-    """The tokens with the largest activations of a neuron at a polarity, and the sentences with the largest means."""
+    """P sides of neurons in a sample: their activations, the tokens with the largest ones, and the sentences with the
+    largest means."""
 
     sample: Sample
     values: np.ndarray
-    """(N,) activations; negated for polarity ``-``."""
+    """(P, C) activations at the counted tokens; negated for polarity ``-``."""
     tokens: np.ndarray
-    """(C,) bool: which of the counted tokens are on top."""
+    """(P, C) bool: which tokens are on top."""
     means: np.ndarray
-    """(S,) mean activation of each sentence."""
+    """(P, S) mean activation of each sentence."""
     sentences: np.ndarray
-    """(S,) bool: which sentences are on top."""
-
-    @property
-    def active(self) -> bool:
-        """Whether enough tokens have an activation above zero."""
-        return bool(self.tokens.sum() >= FEWEST)
+    """(P, S) bool: which sentences are on top."""
 
     @cached_property
-    def top_tokens(self) -> np.ndarray:
-        """The places of the top tokens among the counted ones."""
-        return np.flatnonzero(self.tokens)
-
-    @cached_property
-    def top_sentences(self) -> np.ndarray:
-        return np.flatnonzero(self.sentences)
+    def active(self) -> np.ndarray:
+        """(P,) whether enough tokens have an activation above zero."""
+        return self.tokens.sum(1) >= FEWEST
 
     @cached_property
     def token_ranks(self) -> np.ndarray:
-        """(C,) the rank of the activation of each counted token."""
-        return mean_ranks(self.values[self.sample.counted])
+        """(P, C) the rank of each activation."""
+        return mean_ranks(self.values)
 
     @cached_property
     def sentence_ranks(self) -> np.ndarray:
-        """(S,) the rank of the mean activation of each sentence."""
+        """(P, S) the rank of each mean activation."""
         return mean_ranks(self.means)
 
-
-def mean_ranks(scores: np.ndarray) -> np.ndarray:
-    """Return the rank of each score, from 1; ties have their mean rank."""
-    _, inverse, count = np.unique(scores, return_inverse=True, return_counts=True)
-    return (count.cumsum() - (count - 1) / 2)[inverse]
+    def at(self, rows: np.ndarray | slice) -> TopActivations:
+        """Return some of the sides."""
+        parts = {name: getattr(self, name)[rows] for name in ("values", "tokens", "means", "sentences")}
+        return replace(self, **parts)
 
 
 def top_activations(sample: Sample, values: np.ndarray) -> TopActivations:
+    """Return the activations of P sides at the counted tokens (P, C), with what is on top."""
     means = sample.means(values)
-    tokens, sentences = np.zeros(len(sample), dtype=bool), np.zeros(len(means), dtype=bool)
-    tokens[top(values, sample.counted, TOP_TOKENS)] = True
+    wanted = max(FEWEST, math.ceil(TOP_TOKENS * values.shape[1]))
+    tokens = largest(values, wanted) & (values > 0)
     # The mean of a sentence may be below zero although the neuron is active in it, so only the order counts.
-    sentences[np.argsort(-means, kind="stable")[: math.ceil(TOP_SENTENCES * len(means))]] = True
-    return TopActivations(sample, values, tokens[sample.counted], means, sentences)
+    return TopActivations(sample, values, tokens, means, largest(means, math.ceil(TOP_SENTENCES * means.shape[1])))
 
 
-def label_truth(label: Label, sample: Sample) -> tuple[np.ndarray, int, np.ndarray]:
-    """Return at which counted tokens a label is true (C,), their number, and the rank (S,) of each sentence by the
-    degree of the label; ties have their mean rank."""
-    if label not in sample.seen:
-        true = label.true(sample)[sample.counted]
-        sample.seen[label] = true, int(true.sum()), mean_ranks(label.degree(sample))
-    return sample.seen[label]
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Return which are the `count` largest of each row (P, C); of equal values the first ones."""
+    if count >= values.shape[1]:
+        return np.ones(values.shape, dtype=bool)
+    least = np.partition(values, -count, axis=1)[:, -count, None]
+    above, equal = values > least, values == least
+    left = count - above.sum(1, keepdims=True)
+    if (equal.sum(1, keepdims=True) > left).any():
+        equal &= equal.cumsum(1) <= left
+    return above | equal
 
 
-def label_auroc(label: Label, fired: TopActivations) -> dict[str, float]:
-    """Return, for each unit, the AUROC of the label for the top tokens or sentences."""
-    true, count, ranks = label_truth(label, fired.sample)
-    hits, positive, tokens = np.count_nonzero(true[fired.top_tokens]), len(fired.top_tokens), len(fired.tokens)
-    top_count, sentences = len(fired.top_sentences), len(fired.sentences)
-    below = ranks[fired.top_sentences].sum() - top_count * (top_count + 1) / 2
-    return {
-        "token": float(0.5 + hits / positive / 2 - (count - hits) / (tokens - positive) / 2),
-        "sentence": float(below / (top_count * (sentences - top_count))),
-    }
+def mean_ranks(scores: np.ndarray) -> np.ndarray:
+    """Return the rank of each score in its row (P, C), from 1; ties have their mean rank."""
+    order = np.argsort(scores, axis=1, kind="stable")
+    ordered = np.take_along_axis(scores, order, 1)
+    new = np.ones(scores.shape, dtype=bool)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    starts = np.flatnonzero(new)  # of runs of equal scores; each row begins one
+    lengths = np.diff(starts, append=new.size)
+    ranks = np.repeat(starts % scores.shape[1] + (lengths + 1) / 2, lengths).reshape(scores.shape)
+    result = np.empty_like(ranks)
+    np.put_along_axis(result, order, ranks, 1)
+    return result
 
 
-def responds(label: Label, fired: TopActivations, unit: str) -> bool:
-    """Return whether the activation tends to be larger where the label is true."""
-    sample, (positive, _, _) = fired.sample, label_truth(label, fired.sample)
-    if unit == "sentence":
-        positive = np.bincount(sample.sentence[sample.counted], positive, len(fired.means)) > 0
-    ranks, count = fired.token_ranks if unit == "token" else fired.sentence_ranks, np.count_nonzero(positive)
-    # The sum of ranks is U of Mann and Whitney: the AUROC without sorting the activations for each label.
-    above = ranks[positive].sum() - count * (count + 1) / 2
-    return bool(0 < count < len(positive)) and bool(above > count * (len(positive) - count) / 2)
+# --- labels, for all sides -----------------------------------------------------------------------------------
 
 
-def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations) -> dict[str, float]:
+class LabelTruth:
+    """Where K labels are true in a sample."""
+
+    def __init__(self, labels: Sequence[Label], sample: Sample) -> None:
+        self.labels, self.sample = labels, sample
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """(K, C) bool, of the counted tokens."""
+        return np.array([label.true(self.sample)[self.sample.counted] for label in self.labels])
+
+    @cached_property
+    def sentences(self) -> np.ndarray:
+        """(K, S) bool: the sentences with a token where the label is true."""
+        return self.sample.means(self.tokens) > 0
+
+    @cached_property
+    def ranks(self) -> np.ndarray:
+        """(K, S) the rank of each sentence by the degree of the label."""
+        return mean_ranks(np.array([label.degree(self.sample) for label in self.labels]))
+
+
+def label_truth(labels: Sequence[Label], sample: Sample) -> LabelTruth:
+    """Return where labels are true; for topics, which all neurons share, it is computed once."""
+    key = tuple(labels)
+    if any(label.kind != "topic" for label in labels):
+        return LabelTruth(key, sample)
+    return sample.seen.setdefault(key, LabelTruth(key, sample))
+
+
+def label_aurocs(labels: Sequence[Label], by: str, fired: TopActivations) -> np.ndarray:
+    """Return the AUROC (P, K) of each label for the top tokens or sentences of each side. by: the unit."""
+    truth = label_truth(labels, fired.sample)
+    if by == "token":
+        hits = fired.tokens.astype(np.float32) @ truth.tokens.T.astype(np.float32)  # counts, exact in float32
+        return token_auroc(hits, truth.tokens.sum(1), fired.tokens.sum(1, keepdims=True), fired.tokens.shape[1])
+    on_top, count = fired.sentences.sum(1, keepdims=True), fired.sentences.shape[1]
+    below = fired.sentences.astype(float) @ truth.ranks.T - on_top * (on_top + 1) / 2
+    return below / (on_top * (count - on_top))
+
+
+def token_auroc(hits: np.ndarray, true: np.ndarray, positive: np.ndarray, count: int) -> np.ndarray:
+    """Return the AUROC of labels that are true at `hits` of the `positive` ones of `count` tokens, and at `true` of
+    all."""
+    return 0.5 + hits / positive.clip(1) / 2 - (true - hits.astype(float)) / (count - positive) / 2
+
+
+def responding(labels: Sequence[Label], by: str, fired: TopActivations) -> np.ndarray:
+    """Return whether the activation of a side tends to be larger where a label is true (P, K). by: the unit."""
+    truth = label_truth(labels, fired.sample)
+    true, ranks = (truth.tokens, fired.token_ranks) if by == "token" else (truth.sentences, fired.sentence_ranks)
+    return tends_larger(ranks @ true.T.astype(float), true.sum(1), true.shape[1])
+
+
+def tends_larger(rank_sums: np.ndarray, true: np.ndarray, count: int) -> np.ndarray:
+    """Return whether activations are larger where a label is true, by the sum of their ranks there: U of Mann and
+    Whitney."""
+    return (true > 0) & (true < count) & (rank_sums - true * (true + 1) / 2 > true * (count - true) / 2)
+
+
+def score(label: Label, by: str, fired: TopActivations, row: int) -> float:
+    """Return the AUROC of a label for the top tokens or sentences of the side in this row."""
+    return float(label_aurocs([label], by, fired.at(slice(row, row + 1)))[0, 0])
+
+
+def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations, row: int) -> dict[str, float]:
     """Return, for each unit, the AUROC of a table of the mean activation of each token (the upper baseline).
 
     learnt: the samples that the table is made from.
     """
     tokens = np.concatenate([part.sample.token[part.sample.counted] for part in learnt])
-    values = np.concatenate([part.values[part.sample.counted] for part in learnt])
+    values = np.concatenate([part.values[row] for part in learnt])
     sample, size = fired.sample, len(fired.sample.codes)
     sums, counts = np.bincount(tokens, values, size), np.bincount(tokens, minlength=size)
-    means = ((sums + SMOOTHING * values.mean()) / (counts + SMOOTHING))[sample.token]
+    means = ((sums + SMOOTHING * values.mean()) / (counts + SMOOTHING))[sample.token[sample.counted]]
     return {
-        "token": auroc(means[sample.counted], fired.tokens),
-        "sentence": auroc(sample.means(means), fired.sentences),
+        "token": auroc(means, fired.tokens[row]),
+        "sentence": auroc(sample.means(means[None])[0], fired.sentences[row]),
     }
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A label, the unit of its score, and its score on each part."""
-
-    label: Label
-    by: str
-    train: float
-    validation: float
-    test: float
-
-    @property
-    def margin(self) -> float:
-        return margin(self.by, self.test)
-
-
-def choose_label(labels: Sequence[Label], fired: dict[str, TopActivations]) -> Chosen:
-    """Return the label with the best score on the validation part.
-
-    Candidates are the best label by token and the best label by sentence. If one passes its threshold, the higher score
-    wins; else the larger margin does.
-    """
-    validation = fired["validation"]
-    return better_of(best_of(labels, validation) or best_of(labels, validation, responding=False), fired)
-
-
-def better_of(candidates: dict[str, tuple[Label, float]], fired: dict[str, TopActivations]) -> Chosen:
-    passing = [by for by, (_, worth) in candidates.items() if worth >= 1]
-    able = [score_parts(candidates[by][0], by, fired) for by in passing or candidates]
-    return max(able, key=lambda choice: choice.validation if passing else margin(choice.by, choice.validation))
-
-
-def best_of(labels: Sequence[Label], fired: TopActivations, responding: bool = True) -> dict[str, tuple[Label, float]]:
-    """Return, for each unit, the best label and its margin.
-
-    responding: consider only labels that raise the activation. The first label wins a tie.
-    """
-    best = {}
-    detected = [label_auroc(label, fired) for label in labels]
-    for by in THRESHOLDS:
-        worth = [margin(by, score[by]) for score in detected]
-        for index in sorted(range(len(labels)), key=lambda index: -worth[index]):
-            if not responding or responds(labels[index], fired, by):
-                best[by] = labels[index], worth[index]
-                break
-    return best
-
-
-def score_parts(label: Label, by: str, fired: dict[str, TopActivations]) -> Chosen:
-    return Chosen(label, by, *(label_auroc(label, fired[part])[by] for part in PARTS))

@@ -13,7 +13,7 @@ import numpy as np
 
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.sample import prepare_samples, read_activations
-from icebear.actmax.labels.scores import label_auroc, top_activations
+from icebear.actmax.labels.scores import label_aurocs, top_activations
 from icebear.claims.kind import Draft, Kind, Measured, others_of
 from icebear.concepts.statistics import auroc, auroc_error
 from icebear.convert import CONVERTER
@@ -57,9 +57,10 @@ class LabelClaim(Kind):
             raise InputError(f"{self.store} was built again and has other topics; label {self.neuron} again.")
         neurons = [model.check(self.neuron), *others_of(model, self.neuron, seed, OTHERS)]
         activations = read_activations(model, sample, neurons) * (1 if self.polarity == "+" else -1)
-        each = [top_activations(sample, row) for row in activations]
-        score, *others = [label_auroc(self.label, top)[self.by] if top.active else 0.5 for top in each]
-        units = each[0].tokens if self.by == "token" else each[0].sentences
+        top = top_activations(sample, activations[:, sample.counted])
+        aurocs = label_aurocs([self.label], self.by, top)[:, 0]
+        score, *others = np.where(top.active, aurocs, 0.5).tolist()
+        units = top.tokens[0] if self.by == "token" else top.sentences[0]
         positive = max(1, int(units.sum()))
         return Measured(score, fmean(others), auroc_error(score, positive, len(units) - positive))
 
