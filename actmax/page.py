@@ -246,7 +246,7 @@ def statistics_line(card: Card) -> str:
 
 def token_count_note(card: Card) -> str:
     """Return the number of tokens that means are taken over, if it is not all, and which index the card is from."""
-    from icebear.actmax.index.index_choice import named_index
+    from icebear.actmax.shipped.index_choice import named_index
 
     index = card.made_with["index"]
     averaged, every = index.get("statistics_tokens"), index.get("tokens")

@@ -5,18 +5,19 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from icebear.db.search import by_words
+from icebear.db.search import BY, by_words
 from icebear.db.store import Store
-from icebear.errors import StoreError
+from icebear.errors import DownloadError, StoreError
 from icebear.records import Hit
 
 if TYPE_CHECKING:
     from icebear.models.loading.encoder import Encoder
 
+BY_WORDS = "By words: neurons with the words in their sentences; not by meaning, because {}"
+"""The heading of results by sentences where a text is not encoded."""
 
-def search(store: Store, text: str, k: int = 20) -> list[Hit]:
+
+def search(store: Store, text: str, k: int = 20, download: bool = True) -> list[Hit]:
     """Return what `Store.search` does, k results of each kind, also by the meaning of the text.
 
     Parameters
@@ -25,6 +26,9 @@ def search(store: Store, text: str, k: int = 20) -> list[Hit]:
     text : str
     k : int
         The number of results of each kind (`Hit.by`).
+    download : bool
+        Whether the encoder of the index is downloaded if it is missing. Without it, the search is by words alone, and
+        `headings` says so.
 
     Returns
     -------
@@ -37,24 +41,34 @@ def search(store: Store, text: str, k: int = 20) -> list[Hit]:
     StoreError
         If the scan is not finished, or the encoder of the index has changed.
     """
-    return by_words(store, text, k, _meaning(store, text))
+    encoder, _ = _encoder_of(store, download)
+    return by_words(store, text, k, encoder and encoder.vector(text))
 
 
-def _meaning(store: Store, text: str) -> np.ndarray | None:
-    """Return the vector of a text by the encoder of an index; None for an index without one."""
+def headings(store: Store, download: bool = True) -> dict[str, str]:
+    """Return the headings of the kinds of results (`Hit.by`), which say what `search` can do."""
+    _, lacking = _encoder_of(store, download)
+    return {**BY, "sentences": BY_WORDS.format(lacking)} if lacking else BY
+
+
+def _encoder_of(store: Store, download: bool) -> tuple[Encoder | None, str]:
+    """Return the encoder of an index, or None and the reason."""
     about = store.facts.all().get("encoder")
     if about is None:
-        return None
-    encoder = _encoder(about["name"])
+        return None, "this index has no vectors of a sentence encoder"
+    try:
+        encoder = _encoder(about["name"], download)
+    except DownloadError as error:
+        return None, str(error)
     if encoder.fingerprint != about["fingerprint"]:
         raise StoreError(
             f"The encoder {about['name']} is not the one that {store.path} was made with; run icebear index again."
         )
-    return encoder.vector(text)
+    return encoder, ""
 
 
-@lru_cache(maxsize=1)
-def _encoder(name: str) -> Encoder:
+@lru_cache(maxsize=2)
+def _encoder(name: str, download: bool) -> Encoder:
     from icebear.models.loading.encoder import load_encoder  # a search by words alone needs no torch
 
-    return load_encoder(name)
+    return load_encoder(name, download)

@@ -1,6 +1,10 @@
-"""Pack the strongest sentences of a finished index of `wiki-summaries`, for the index that comes with icebear.
+"""Pack an index of `wiki-summaries` for the index that comes with icebear: the strongest sentences, their vectors by a
+sentence encoder, labels with their scores, and the map.
 
-python benchmarks/pack_index.py wiki.db actmax/index/shipped/smollm2-135m.npz
+icebear index --limit 4000 --store wiki.db   # with its sentence encoder
+icebear label --auto --all --store wiki.db
+python benchmarks/pack_index.py wiki.db actmax/shipped/smollm2-135m.npz
+python benchmarks/pack_index.py wiki.db actmax/shipped/smollm2-135m.npz --check
 """
 
 from __future__ import annotations
@@ -13,13 +17,22 @@ from typing import IO, Any
 
 import numpy as np
 
-from icebear.actmax.index.shipped_index import CONTROLS, STATISTICS, digest, documents_of
+from icebear.actmax.atlas.neighbor_map import STEPS, on_page
+from icebear.actmax.atlas.saved_map import saved_map
+from icebear.actmax.labels.auto import control_name
+from icebear.actmax.labels.sample import topics_name
+from icebear.actmax.shipped.packed_parts import KINDS, NOT_LABELED, SCORES, UNITS, Arrays
+from icebear.actmax.shipped.shipped_index import CONTROLS, STATISTICS, digest, documents_of
+from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
 from icebear.errors import StoreError
 from icebear.paths import written
+from icebear.records import POLARITIES
 
 EXAMPLES = 6
 """The number of sentences of each side of a neuron; heads, which are few, have all."""
+VECTOR_BYTES = 48
+"""The size of the vector of a sentence."""
 OF_VECTORS = ("center", "spread", "ceilings", "typical")
 """Facts that are made with the vectors."""
 
@@ -34,10 +47,18 @@ def pack(store: Store, path: Path) -> None:
     examples = examples[(examples.rank < EXAMPLES) | (examples.key >= 2 * store.neurons.count())]
     if any("".join(s.tokens) != s.text[: sum(map(len, s.tokens))] for s in sentences):
         raise StoreError("The tokens of this index are not parts of its texts, so that they cannot be packed.")
-    about = {
+    about: dict[str, Any] = {
         "facts": {**facts, "k": EXAMPLES, "shipped": True},
         **{name: store.controls.get(name) for name in CONTROLS},
     }
+    parts: Arrays = {}
+    if encoder := facts.get("encoder"):
+        about["facts"]["encoder"] = {name: encoder[name] for name in ("name", "fingerprint")}
+        parts |= packed_vectors(store, np.unique(examples.sentence))
+    for name, packed in (("labels", packed_labels(store)), ("map", packed_map(store, examples))):
+        if packed:
+            arrays, about[name] = packed
+            parts |= arrays
     with written(path, StoreError) as part, part.open("wb") as file:
         _save(
             file,
@@ -57,7 +78,93 @@ def pack(store: Store, path: Path) -> None:
             example_sentences=np.searchsorted([s.id for s in sentences], examples.sentence).astype(np.uint16),
             example_tokens=examples.token.astype(np.uint8),
             example_values=examples.activation.astype(np.float16),
+            **parts,
         )
+
+
+def packed_vectors(store: Store, ids: np.ndarray) -> Arrays:
+    """Return the vectors of the sentences with these ids, rotated and quantized to `VECTOR_BYTES` each by FAISS."""
+    import faiss
+
+    known, rows = store.sentences.vectors(None, "embeddings")
+    rows = rows[np.argsort(known)][np.searchsorted(np.sort(known), ids)].astype(np.float32)
+    center = rows.mean(0)
+    rows = rows - center
+    rotation = faiss.OPQMatrix(rows.shape[1], VECTOR_BYTES)
+    rotation.train(rows)
+    turned = rotation.apply(rows)
+    quantizer = faiss.ProductQuantizer(rows.shape[1], VECTOR_BYTES, 8)
+    quantizer.train(turned)
+    centroids = faiss.vector_to_array(quantizer.centroids).reshape(VECTOR_BYTES, 256, -1)
+    return {
+        "vector_codes": quantizer.compute_codes(turned),
+        "vector_centroids": centroids.astype(np.float16),
+        "vector_rotation": faiss.vector_to_array(rotation.A).reshape(rows.shape[1], -1).astype(np.float16),
+        "vector_center": center,
+    }
+
+
+def packed_map(store: Store, examples: np.recarray) -> tuple[Arrays, dict[str, Any]] | None:
+    """Return the map that was drawn of the index; None if there is none."""
+    drawn = saved_map(store)
+    if drawn is None:
+        return None
+    if drawn.sides.tolist() != np.unique(examples.key[examples.key < 2 * store.neurons.count()]).tolist():
+        raise StoreError("The map lacks sides of neurons that have examples; draw it again.")
+    arrays = {
+        "map_points": on_page(drawn.points).astype(np.uint16),
+        "map_cluster": drawn.cluster.astype(np.int16),
+        "map_clarity": to_steps(drawn.clarity),
+    }
+    about = CONVERTER.unstructure({"clusters": drawn.clusters, "layers": drawn.layers})
+    return arrays, {**about, "seed": drawn.made_with["seed"]}
+
+
+def packed_labels(store: Store) -> tuple[Arrays, dict[str, Any]] | None:
+    """Return the automatic labels, without their examples; None if there are none."""
+    neurons = store.neurons.in_order()
+    meanings = store.labels.meanings(neurons)
+    if not meanings:
+        return None
+    topics = store.controls.get(topics_name(store))
+    nulls = [store.controls.get(control_name(store, heads=heads)) for heads in (False, True)]
+    numbered = {tuple(words): number for number, words in enumerate(topics["words"])}
+    tokens: dict[str, int] = {}
+    kinds, units, significant, items, numbers, scores = [], [], [], [], [], []
+    sentences: dict[str, int] = {}
+    for side in ((neuron, polarity) for neuron in neurons for polarity in POLARITIES):
+        meaning = meanings.get(side)
+        kinds.append(KINDS.index(meaning.kind) if meaning else NOT_LABELED)
+        units.append(UNITS.index(meaning.by) if meaning else 0)
+        significant.append(bool(meaning and meaning.significant))
+        if meaning is None:
+            continue
+        numbers.append((meaning.score, meaning.p))
+        if not meaning.kind:
+            continue
+        record, label = meaning.record, meaning.record["label"]["items"]
+        sentences = record["sentences"]
+        if meaning.kind == "topic":
+            items.append(numbered[tuple(label)])
+        else:
+            items += [len(label), *(tokens.setdefault(token, len(tokens)) for token in label)]
+        if meaning.significant:
+            other = record["auroc"][UNITS[meaning.by == UNITS[0]]]
+            scores.append([*(record[name] for name in SCORES[:3]), other, record["other_neuron"] or 0.0])
+    arrays = {
+        "label_kinds": np.array(kinds, np.uint8),
+        "label_units": np.array(units, np.uint8),
+        "label_significant": np.array(significant, np.uint8),
+        "label_items": np.array(items, np.uint16),
+        "label_numbers": to_steps(np.array(numbers)),
+        "label_scores": to_steps(np.array(scores).reshape(-1, len(SCORES))),
+    }
+    about = {"topics": topics, "nulls": list(filter(None, nulls)), "tokens": list(tokens), "sentences": sentences}
+    return arrays, about
+
+
+def to_steps(x: np.ndarray) -> np.ndarray:
+    return np.round(x.clip(0, 1) * STEPS).astype(np.uint16)
 
 
 def _save(file: IO[bytes], **arrays: np.ndarray[Any, Any]) -> None:

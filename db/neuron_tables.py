@@ -55,6 +55,12 @@ class NeuronTables:
         return [Neuron(*row) for row in rows]
 
     @reads
+    def in_order(self) -> list[Neuron]:
+        """Return all neurons and heads, in order of id."""
+        rows = self.file.database.execute("SELECT layer, site, idx FROM neurons ORDER BY id")
+        return [Neuron(*row) for row in rows]
+
+    @reads
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return site -> the number of layers, and of neurons in each."""
         rows = self.file.database.execute("SELECT site, MAX(layer) + 1, MAX(idx) + 1 FROM neurons GROUP BY site")

@@ -42,11 +42,6 @@ BY = {
     "weights": "By the weights alone: neurons with an output similar to the words",
 }
 """`Hit.by` of a search by words -> the heading."""
-BY_WORDS = (
-    "By words: neurons with the words in their sentences; not by meaning, because this index has no vectors of a "
-    "sentence encoder"
-)
-"""The heading of "sentences" for an index that no sentence encoder has read."""
 NO_NEURON = (
     "No neuron of this index has the words in its strongest sentences, or sentences or an output similar to them."
 )
@@ -97,12 +92,6 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
         order = np.flatnonzero(chosen)[np.argsort(-values[chosen], kind="stable")].tolist()
         hits += map(hit, order[:k])
     return hits
-
-
-@reads
-def headings(store: Tables) -> dict[str, str]:
-    """Return the headings of the kinds of results (`Hit.by`), which say what a search of this index can do."""
-    return BY if store.facts.all().get("encoder") else {**BY, "sentences": BY_WORDS}
 
 
 @reads

@@ -156,8 +156,9 @@ class VectorFiles:
 
     @reads
     def center(self) -> np.ndarray:
-        """Return the mean of the model's vectors of all sentences (D,)."""
-        return np.array(self.file.facts.get("center"), dtype=np.float32)
+        """Return the mean (D,) of the vectors of `Tables.sentence_vectors`."""
+        facts = self.file.facts.all()
+        return np.array((facts.get("encoder") or facts)["center"], dtype=np.float32)
 
     @reads
     def standardized(self, rows: np.ndarray) -> np.ndarray:

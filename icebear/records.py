@@ -259,7 +259,8 @@ class Meaning:
     neuron: Neuron
     polarity: str
     kind: str
-    """``topic``, or ``tokens`` for words of a person; empty if the neuron is hardly active at this polarity."""
+    """``topic``, or a token pattern: ``tokens``, ``before``, ``after``; empty if the neuron is hardly active at this
+    polarity."""
     text: str
     by: str
     """The unit of the score, ``token`` or ``sentence``."""
@@ -271,6 +272,10 @@ class Meaning:
     """Whether the score passes its threshold and 95 % of both nulls."""
     record: dict[str, Any]
     """All scores and controls."""
+
+    @classmethod
+    def hardly_active(cls, neuron: Neuron, polarity: str) -> Meaning:
+        return cls(neuron, polarity, "", "hardly active at this polarity", "token", 0.5, 1.0, False, {})
 
     @property
     def badge(self) -> str:

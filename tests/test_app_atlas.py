@@ -68,14 +68,6 @@ def test_a_map_that_was_stopped_or_cannot_be_drawn_says_so_and_is_offered_again(
         assert page.get_by_key("draw_map")
 
 
-def test_the_index_that_comes_with_icebear_has_no_map_and_a_small_one_is_offered(small):
-    with open_store(small) as store:
-        store.facts.set({"shipped": True})
-    page = fine(visit("atlas"))
-    assert "no vectors of sentences" in text(page)
-    assert page.get_by_key("build_small_site")
-
-
 def test_hits_and_the_most_relevant_neurons_of_the_question_are_lit_up(mapped, tiny_folder):
     page = visit("atlas", find="bear")
     with open_store(mapped) as store:

@@ -13,11 +13,12 @@ from conftest import LLAMA, random_model
 from icebear import Neuron, build_index, describe, open_store
 from icebear.actmax.index import build, scan
 from icebear.actmax.page import WRITES
+from icebear.actmax.searching import headings
 from icebear.app.web import neuron_card
 from icebear.app.web.neurons import PAGE_HITS
 from icebear.app.web.shared import background, jobs, links, markdown, served
 from icebear.app.web.shared.background import STOPPED, shared
-from icebear.db.search import by_words, headings
+from icebear.db.search import by_words
 from icebear.errors import DownloadError
 from icebear.models.loading import loading
 from icebear.records import Meaning, NeuronStatistics

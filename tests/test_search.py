@@ -129,7 +129,7 @@ def test_words_that_no_sentence_has_are_named(store):
         done = CliRunner().invoke(main, ["search", words, "--store", str(store.path)])
         assert done.exit_code == 0, done.output
         assert ("No sentence of this index has" in done.output) == (words != SONG[0])
-        assert sum(title[:20] in done.output for title in search.headings(store).values()) == headings
+        assert sum(title[:20] in done.output for title in searching.headings(store).values()) == headings
     done = CliRunner().invoke(main, ["search", ABSENT, "--store", str(store.path), "--json"])
     document = json.loads(done.output)
     assert document["absent"] == [ABSENT]
@@ -166,8 +166,8 @@ def test_a_search_of_several_words_is_as_without_its_stop_words(store):
 
 
 def test_the_heading_says_whether_a_search_is_by_meaning(store, embedded):
-    assert "not by meaning" in search.headings(store)["sentences"]
-    assert search.headings(embedded) == search.BY
+    assert "not by meaning" in searching.headings(store)["sentences"]
+    assert searching.headings(embedded) == search.BY
     done = CliRunner().invoke(main, ["search", SONG[0], "--store", str(store.path)])
     assert "not by meaning" in " ".join(done.output.split())
 
@@ -338,10 +338,10 @@ def test_a_stopped_encoding_goes_on_and_gives_the_same_vectors(embedded, store, 
 
 
 def test_another_encoder_is_refused_and_a_larger_scan_starts_without(embedded, store, monkeypatch):
-    monkeypatch.setattr(searching, "_encoder", lambda name: TopicEncoder(name, "2", None, None))
+    monkeypatch.setattr(searching, "_encoder", lambda name, download: TopicEncoder(name, "2", None, None))
     with pytest.raises(StoreError):
         searching.search(embedded, "melody")
-    monkeypatch.setattr(searching, "_encoder", lambda name: TopicEncoder(name, "1", None, None))
+    monkeypatch.setattr(searching, "_encoder", lambda name, download: TopicEncoder(name, "1", None, None))
     encoder = TopicEncoder("topics", "1", None, None)
     assert searching.search(embedded, "melody", 5) == search.by_words(embedded, "melody", 5, encoder.vector("melody"))
     monkeypatch.setattr(searching, "_encoder", None)

@@ -16,7 +16,7 @@ from benchmarks import pack_index
 from icebear import Model, Neuron, build_index, cache, open_store, read_corpus
 from icebear.actmax.index import shipped_index as module
 from icebear.actmax.index.head_norms import HeadNorms, head_means
-from icebear.actmax.index.index_choice import choose_index, replacement
+from icebear.actmax.shipped.index_choice import choose_index, replacement
 from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session
 from icebear.app.web.shared import header, served
@@ -364,7 +364,6 @@ def test_the_index_with_more_documents_of_the_same_texts_is_read(beside, home, t
 def test_an_index_of_other_texts_or_that_has_what_is_needed_is_read(beside, tmp_path):
     path = beside(3)
     assert not choose_index(path, "a", "attn").is_shipped
-    assert not choose_index(path, "a", with_vectors=True).is_shipped
     assert choose_index(path, "a", "ffn").is_shipped
     path.unlink()
     choice = choose_index(beside(2, other_texts(tmp_path)), "a")

@@ -56,11 +56,6 @@ def read_sides(store: Store) -> SideData:
     ids, meanings = ids[order], store.vectors.standardized(meanings[order].astype(np.float32))
     sides, examples = read_examples(store, ids)
     if len(sides) < FEWEST:
-        if store.facts.all().get("shipped"):
-            raise StoreError(
-                "The index that comes with icebear has no vectors of sentences, of which a map is made; make an index "
-                "that has them with: icebear index --limit 300"
-            )
         raise StoreError(f"{store.path} has too few neurons with vectors of sentences for a map; run icebear index.")
     layer, site, _ = side_columns(store, sides)
     index, sentences = store.vectors.get("examples"), store.sentences.of(ids.tolist())

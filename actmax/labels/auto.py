@@ -11,7 +11,7 @@ from icebear.actmax.labels.choice import Chosen, choose_labels
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.meanings import THRESHOLDS
 from icebear.actmax.labels.null import Nulls, Sides, controls, random_neurons, sides, true_share
-from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations
+from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations, topics_name
 from icebear.actmax.labels.scores import TopActivations, score, token_mean_baseline
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
@@ -69,7 +69,7 @@ def measure_activations(
 ) -> tuple[dict[str, np.ndarray], Nulls]:
     """Return the activations (P, N) in each part, and the nulls, which the first call measures in the same passes."""
     heads = neurons[0].site == "head"
-    name = control_name(seed, heads)
+    name = control_name(store, seed, heads)
     known = store.controls.get(name)
     others = [] if known else random_neurons(model, store, seed, heads)
     values = {part: read_activations(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}
@@ -81,9 +81,9 @@ def measure_activations(
     return values, Nulls(known)
 
 
-def control_name(seed: int, heads: bool = False) -> str:
-    """Return the name of the nulls in the store."""
-    return f"topics {seed}{' heads' if heads else ''}"
+def control_name(store: Store, seed: int = 0, heads: bool = False) -> str:
+    """Return the name of the nulls in the store, which are of its topics."""
+    return f"labels {topics_name(store)} {seed}{' heads' if heads else ''}"
 
 
 def score_label(
@@ -117,9 +117,7 @@ def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: Nulls) -> list[Me
     """Return the label that was chosen for each side, with its scores on the test part."""
     rows = enumerate(zip(batch.names, batch.active, chosen, strict=True))
     return [
-        _meaning(batch, row, label, nulls)
-        if active
-        else Meaning(*side, "", "hardly active at this polarity", "token", 0.5, 1.0, False, {})
+        _meaning(batch, row, label, nulls) if active else Meaning.hardly_active(*side)
         for row, (side, active, label) in rows
     ]
 
@@ -139,7 +137,7 @@ def _meaning(batch: Sides, row: int, chosen: Chosen, nulls: Nulls) -> Meaning:
         "examples": test_examples(label, test, row) if passes else {},
     }
     p = nulls.p_value(chosen, neuron.layer)
-    return Meaning(neuron, polarity, label.kind, str(label), by, chosen.test, p, passes, record)
+    return Meaning(neuron, polarity, label.kind, label.text(neuron.site == "head"), by, chosen.test, p, passes, record)
 
 
 def test_examples(label: Label, fired: TopActivations, row: int) -> dict[str, list[dict[str, Any]]]:

@@ -47,6 +47,14 @@ def best_of(labels: Sequence[Label], fired: TopActivations) -> list[Candidates]:
     return rows
 
 
+def with_pattern(candidates: Candidates, pattern: tuple[Label, float] | None) -> Candidates:
+    """Return the candidates of a side with its best token pattern, which is by token, if it is better than the topic
+    by token."""
+    if pattern is None or ("token" in candidates and candidates["token"][1] >= pattern[1]):
+        return candidates
+    return {**candidates, "token": pattern}
+
+
 def better_of(candidates: Candidates, fired: dict[str, TopActivations], row: int) -> Chosen:
     """Return the label with the higher score on the validation part among those that pass their threshold; if none
     does, the one with the larger margin."""

@@ -1,4 +1,4 @@
-"""Labels are readable properties of tokens: a topic of their sentence, or tokens that a person names."""
+"""Labels are readable properties of tokens: a topic of their sentence, or which tokens stand there, or beside them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,29 @@ FEWEST = 8
 ALIKE = 0.3
 """The smallest cosine between a sentence and its topic."""
 
+TokenKind = Literal["tokens", "before", "after"]
+STEPS: dict[TokenKind, int] = {"tokens": 0, "before": 1, "after": -1}
+"""The kind of a token pattern -> where it looks for its tokens, relative to the neuron's token."""
+SPELLED = {
+    ",": "a comma",
+    ".": "a full stop",
+    ":": "a colon",
+    ";": "a semicolon",
+    "-": "a hyphen",
+    "(": "an opening bracket",
+    ")": "a closing bracket",
+    '"': "a quotation mark",
+    "'": "an apostrophe",
+    "\n": "a line break",
+}
+"""Tokens that are named in a label."""
+
 
 @dataclass(frozen=True)
 class Label:
     """A property that tokens have in common where a neuron is active."""
 
-    kind: Literal["topic", "tokens"]
+    kind: Literal["topic", "tokens", "before", "after"]
     items: tuple[str, ...]
     """The words of a topic, or tokens in lower case, of which any makes the label true."""
 
@@ -31,7 +48,8 @@ class Label:
         """Return at which tokens the label is true (N,)."""
         if self.kind == "topic":
             return (self.degree(sample) >= ALIKE)[sample.sentence]
-        return np.isin(sample.token, [sample.codes[text] for text in self.items if text in sample.codes])
+        codes = [sample.codes[text] for text in self.items if text in sample.codes]
+        return np.isin(sample.beside(STEPS[self.kind]), codes)
 
     def degree(self, sample: Sample) -> np.ndarray:
         """Return the degree (S,) to which the label is true of each sentence; of a topic, their cosine."""
@@ -39,7 +57,21 @@ class Label:
             return sample.topics[self.items]
         return sample.means(self.true(sample)[None, sample.counted])[0]
 
-    def __str__(self) -> str:
+    def text(self, of_head: bool = False) -> str:
+        """Return the label in words. of_head: of an attention head, whose activation is the attention that a token
+        gets."""
         if self.kind == "topic":
             return f"sentences about {', '.join(self.items)}"
-        return ", ".join(map(repr, self.items))
+        tokens = ", ".join(dict.fromkeys(map(spelled, self.items)))
+        if self.kind == "tokens":
+            return f"{'from' if of_head else 'at'} {tokens}"
+        return f"{'from the token ' if of_head else ''}{self.kind} {tokens}"
+
+
+def spelled(token: str) -> str:
+    """Return a token in a label: punctuation by its name, the inside of a word with dots before it."""
+    text = token.strip(" ") or token
+    if text in SPELLED:
+        return SPELLED[text]
+    inside = text == token and text[:1].isalpha() and text.isascii()
+    return f"'{'...' if inside else ''}{text}'"

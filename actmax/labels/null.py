@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from icebear.actmax.labels.choice import Candidates, Chosen, best_of, better_of, score_parts
+from icebear.actmax.labels.choice import Candidates, Chosen, best_of, better_of, score_parts, with_pattern
 from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.meanings import THRESHOLDS
+from icebear.actmax.labels.patterns import best_patterns
 from icebear.actmax.labels.sample import Sample
 from icebear.actmax.labels.scores import TopActivations, label_truth, top_activations
 from icebear.convert import CONVERTER
@@ -48,8 +50,11 @@ class Sides:
         return [Label("topic", words) for words in self.fired["train"].sample.topics]
 
     def best(self) -> list[Candidates]:
-        """Return the best label of each side by each unit; those of a side that is hardly active say nothing."""
-        return best_of(self.candidates, self.fired["validation"])
+        """Return the best label of each side by each unit, a topic or a token pattern; those of a side that is hardly
+        active say nothing."""
+        train, validation = self.fired["train"], self.fired["validation"]
+        topics, patterns = best_of(self.candidates, validation), best_patterns(train, validation)
+        return [with_pattern(*both) for both in zip(topics, patterns, strict=True)]
 
     def choose(self) -> list[Chosen]:
         """Return the best label of each side."""
@@ -95,6 +100,10 @@ class Nulls:
     def is_significant(self, chosen: Chosen, layer: int) -> bool:
         """Return whether the score is at its threshold and above 95 % of each null."""
         return chosen.margin >= 1 and all(chosen.margin > top for top in self.quantiles(layer).values())
+
+    def thresholds(self, by: str, layer: int) -> dict[str, float]:
+        """Return these percentiles as AUROC. by: the unit."""
+        return {name: 0.5 + top * (THRESHOLDS[by] - 0.5) for name, top in self.quantiles(layer).items()}
 
     def p_value(self, chosen: Chosen, layer: int) -> float:
         """Return the larger p value of the two nulls, never zero (Phipson & Smyth 2010)."""

@@ -3,7 +3,6 @@ sentences with similar vectors, named by their words. The activations of neurons
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +33,8 @@ TOPICS = 48
 LEARNT = 20_000
 """The largest number of sentences to cluster."""
 TOPIC_WORDS = 4
+DISTINCT = 1.96
+"""The z-score of its log-odds from which a term is typical."""
 FREQUENT = 0.05
 """The share of sentences above which a word cannot name a topic."""
 
@@ -67,11 +68,20 @@ class Sample:
         self.token = np.array([codes.setdefault(piece, len(codes)) for piece in pieces])
         self.topics: dict[tuple[str, ...], np.ndarray] = {}
         """The words of a topic -> its cosine with each sentence (S,)."""
+        self._beside: dict[int, np.ndarray] = {}
         self.seen: dict[Any, Any] = {}
         """topics -> `icebear.actmax.labels.scores.label_truth`, which all neurons share."""
 
     def __len__(self) -> int:
         return len(self.sentence)
+
+    def beside(self, step: int) -> np.ndarray:
+        """Return the code (N,) of the token `step` tokens after each token; -1 outside its sentence."""
+        if step not in self._beside:
+            codes, position = np.roll(self.token, -step), self.position + step
+            inside = (position >= 0) & (position < (self.ends - self.starts)[self.sentence])
+            self._beside[step] = np.where(inside, codes, -1)
+        return self._beside[step]
 
     def means(self, x: np.ndarray) -> np.ndarray:
         """Return the mean (K, S) over each sentence of x (K, C), which is at the counted tokens."""
@@ -92,16 +102,17 @@ def distinctive(items: Iterable[Any], background: Counter, total: int, k: int) -
     """Return the k items that are most typical against the background, by the z-score of their log-odds (Monroe et
     al. 2008). Each occurs at least twice."""
     counts = Counter(items)
-    n = sum(counts.values())
+    terms = [term for term, count in counts.items() if count > 1]
+    known = np.array([[counts[term], background[term]] for term in terms]).reshape(-1, 2).T
+    z = dict(zip(terms, distinction(known[0], sum(counts.values()), known[1], total).tolist(), strict=True))
+    return sorted((term for term in terms if z[term] > DISTINCT), key=lambda term: (-z[term], str(term)))[:k]
 
-    def z(term: Any) -> float:
-        count, background_count = counts[term], background[term]
-        odds = (count + 0.5) / (n - count + 0.5)
-        other = (background_count + 0.5) / (total - background_count + 0.5)
-        return math.log(odds / other) / math.sqrt(1 / (count + 0.5) + 1 / (background_count + 0.5))
 
-    able = [term for term, count in counts.items() if count > 1 and z(term) > 1.96]
-    return sorted(able, key=lambda term: (-z(term), str(term)))[:k]
+def distinction(counts: np.ndarray, size: Any, background: np.ndarray, total: int) -> np.ndarray:
+    """Return the z-score of the log-odds of terms that occur so often among `size` ones, and among all."""
+    odds = (counts + 0.5) / (size - counts + 0.5)
+    other = (background + 0.5) / (total - background + 0.5)
+    return np.log(odds / other) / np.sqrt(1 / (counts + 0.5) + 1 / (background + 0.5))
 
 
 def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
@@ -131,14 +142,21 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
             )
     codes: dict[str, int] = {}
     samples = {part: Sample(rows[part], codes) for part in rows}
-    if store.controls.get("topics") is None:
-        store.controls.set({"topics": _topics(store)})
-    topics = store.controls.get("topics")
+    name = topics_name(store)
+    if store.controls.get(name) is None:
+        store.controls.set({name: _topics(store)})
+    topics = store.controls.get(name)
     for sample in samples.values():
         vectors = _unit(store, [sentence.id for sentence in sample.sentences])
         centers = np.array(topics["centers"], dtype=np.float32).reshape(-1, vectors.shape[1])  # of no topic, too
         sample.topics = dict(zip(map(tuple, topics["words"]), (vectors @ centers.T).T, strict=True))
     return samples
+
+
+def topics_name(store: Store) -> str:
+    """Return the name of the topics in the store, which are of the vectors that it has."""
+    encoder = store.facts.all().get("encoder")
+    return f"topics {encoder['fingerprint'][:8]}" if encoder else "topics"
 
 
 def _topics(store: Store) -> dict[str, Any]:
@@ -165,8 +183,9 @@ def _topics(store: Store) -> dict[str, Any]:
 
 
 def _unit(store: Store, sentences: list[int]) -> np.ndarray:
-    """Return the vectors (S, D) of sentences less the corpus mean, at length 1; zeros for a sentence without vector."""
-    known = dict(zip(*store.sentences.vectors(sentences), strict=True))
+    """Return the vectors (S, D) that examples are compared by, less the mean, at length 1; zeros for a sentence without
+    vector."""
+    known = dict(zip(*store.sentence_vectors(sentences), strict=True))
     center = store.vectors.center()
     rows = np.array([known[i].astype(np.float32) - center if i in known else 0 * center for i in sentences])
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)

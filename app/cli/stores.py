@@ -24,22 +24,21 @@ def store_or_shipped(
     *,
     required: bool = True,
     site: str | None = None,
-    with_vectors: bool = False,
 ) -> str:
     """Return the path of the store; where none was named, of the index that `choose_index` says, with a note if there
     is another one.
 
     name: of the model; None: that of the folder's store, or else the default one. required: whether an index that
-    cannot be prepared is an error; else a note says why. site, with_vectors: what the index must have.
+    cannot be prepared is an error; else a note says why. site: whose neurons the index must have.
     """
-    from icebear.actmax.index.index_choice import choose_index
+    from icebear.actmax.shipped.index_choice import choose_index
     from icebear.db.store import scan_facts
 
     if named("store"):
         return path
     try:
         name = name or scan_facts(local(path)).get("model", example.MODEL)
-        choice = choose_index(local(path), name, site, with_vectors)
+        choice = choose_index(local(path), name, site)
     except StoreError:  # which whoever opens it gets
         return path
     shipped = _shipped(name, load, required) if choice.is_shipped else None
@@ -50,7 +49,7 @@ def store_or_shipped(
 
 def _shipped(name: str, load: Callable[[], icebear.Model], required: bool) -> str | None:
     """Return the path of the index that comes with icebear, which is prepared first; None if it cannot be used."""
-    from icebear.actmax.index.shipped_index import OtherWeights, prepared_index, shipped_index
+    from icebear.actmax.shipped.shipped_index import OtherWeights, prepared_index, shipped_index
 
     if prepared := prepared_index(name):
         return str(prepared)
@@ -90,8 +89,8 @@ def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | No
 
 def _shipped_instead(path: str, model: str) -> Path | None:
     """Return the path of the index that comes with icebear, if it is read rather than a folder's store."""
-    from icebear.actmax.index.index_choice import choose_index
-    from icebear.actmax.index.shipped_index import prepared_index
+    from icebear.actmax.shipped.index_choice import choose_index
+    from icebear.actmax.shipped.shipped_index import prepared_index
 
     with suppress(StoreError):  # which whoever opens it gets
         if choose_index(local(path), model).is_shipped:

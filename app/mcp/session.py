@@ -13,8 +13,8 @@ from typing import Any
 
 import anyio
 
-from icebear.actmax.index.index_choice import FOLDER_STORE, choose_index
-from icebear.actmax.index.shipped_index import prepared_index, shipped_path
+from icebear.actmax.shipped.index_choice import FOLDER_STORE, choose_index
+from icebear.actmax.shipped.shipped_index import prepared_index, shipped_path
 from icebear.cache import cached
 from icebear.db.store import Store, open_finished
 from icebear.errors import InputError, ModelError, StoreError, UnknownName

@@ -16,9 +16,9 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from icebear.actmax.card import describe
-from icebear.actmax.index.index_choice import store_name
 from icebear.actmax.labels.meanings import label_title
-from icebear.actmax.searching import search
+from icebear.actmax.searching import headings, search
+from icebear.actmax.shipped.index_choice import store_name
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.session import Session, with_arguments
 from icebear.concepts.answers.counterfactuals import Suggestion, suggest_counterfactuals
@@ -32,7 +32,7 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.stages.stage_sentences import stage_lines
 from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.concepts.vocabulary.projection import both_projections
-from icebear.db.search import absence, absent, headings
+from icebear.db.search import absence, absent
 from icebear.edits import parse_edits
 from icebear.errors import InputError, known_error, need
 from icebear.explanation.explanation import (
@@ -375,8 +375,8 @@ class Tools:
         these, by the tokens they promote. Needs an index."""
         with self.session.store("Searching neurons by words") as store:
             assert store is not None
-            hits, lacking = search(store, text, k), absence(absent(store, text))
-            by_kind = headings(store)
+            hits, lacking = search(store, text, k, download=False), absence(absent(store, text))
+            by_kind = headings(store, download=False)
             index = f"Index: {store_name(store)}. It holds {store.sample}."
             rows = [
                 {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity)}

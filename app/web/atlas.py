@@ -39,7 +39,7 @@ picture = st.components.v2.component(
 def show() -> None:
     if header.no_store_yet("A map of neurons needs"):
         return
-    with served.store(with_vectors=True) as opened:
+    with served.store() as opened:
         drawing = _drawing(str(opened.path), opened.changed(), _saved_at(opened))
         if drawing is None:
             _offer(opened)
@@ -64,9 +64,6 @@ def _drawing(path: str, changed: int, saved_at: int) -> bytes | None:
 
 def _offer(opened: Store) -> None:
     """Ask to draw the map, which an index with vectors of sentences has; the progress is on top of every view."""
-    if opened.facts.all().get("shipped"):
-        header.offer_small("no vectors of sentences, of which a map is made")
-        return
     key = ("map", opened.path)
     job = shared().builds.get(key)
     if job and job.is_alive():

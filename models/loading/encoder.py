@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from icebear.cache import sha256
+from icebear.cache import cached, sha256
 from icebear.errors import DownloadError, ModelError
 from icebear.models.loading.conversion import fetch
 from icebear.models.loading.loading import explained
@@ -56,13 +56,15 @@ class Encoder:
         return F.normalize(self.net(**inputs).last_hidden_state.mean(1), dim=-1)[0].numpy()
 
 
-def load_encoder(name: str = MINILM.name) -> Encoder:
+def load_encoder(name: str = MINILM.name, download: bool = True) -> Encoder:
     """Load a sentence encoder.
 
     Parameters
     ----------
     name : str
         ``minilm``, or a folder with the safetensors and tokenizer of an encoder that transformers knows.
+    download : bool
+        Whether ``minilm`` (84 MB) is downloaded if it is not in the cache.
 
     Returns
     -------
@@ -73,8 +75,13 @@ def load_encoder(name: str = MINILM.name) -> Encoder:
     ModelError
         If the folder has no such encoder.
     DownloadError
-        If ``minilm`` cannot be downloaded.
+        If ``minilm`` is missing, and is not, or cannot be, downloaded.
     """
+    if name == MINILM.name and not download and not cached(MINILM.folder):
+        raise DownloadError(
+            f"the sentence encoder {name} is not on this machine; to download it ({MINILM.download / 1e6:.0f} MB): "
+            "icebear search water"
+        )
     from transformers import AutoModel, AutoTokenizer
 
     folder = fetch(MINILM) if name == MINILM.name else Path(name)

@@ -1,12 +1,14 @@
 """The choice of a label, side by side and label by label: every AUROC is of sorted numbers."""
 
 import math
+from collections import Counter
 
 import numpy as np
 
-from icebear.actmax.labels.kinds import FEWEST, TOP_SENTENCES, TOP_TOKENS, Label
+from icebear.actmax.labels.kinds import FEWEST, STEPS, TOP_SENTENCES, TOP_TOKENS, Label
 from icebear.actmax.labels.meanings import THRESHOLDS, margin
-from icebear.actmax.labels.sample import Sample
+from icebear.actmax.labels.patterns import SHORTER, SIZES
+from icebear.actmax.labels.sample import DISTINCT, Sample
 from icebear.concepts.statistics import auroc
 
 
@@ -39,17 +41,45 @@ class Part:
         return bool(auroc(self.means, having) > 0.5)
 
 
-def chosen(labels: list[Label], parts: dict[str, Part]) -> tuple[Label, str, float]:
+def patterns(train: Part) -> list[Label]:
+    """Return the most typical tokens where a side is most active, before and after: the first 1, 2, 3 and 5 of them."""
+    sample, labels = train.sample, []
+    top = np.flatnonzero(sample.counted)[train.top]
+    names = {code: text for text, code in sample.codes.items()}
+    for kind, step in STEPS.items():
+
+        def tokens(places: np.ndarray, step: int = step) -> list[int]:
+            inside = [p for p in places if sample.starts[sample.sentence[p]] <= p + step < sample.ends[sample.sentence[p]]]
+            return [int(sample.token[p + step]) for p in inside]
+
+        background, items = Counter(tokens(np.flatnonzero(sample.counted))), Counter(tokens(top))
+        z = {}
+        for code, count in items.items():
+            odds = (count + 0.5) / (items.total() - count + 0.5)
+            other = (background[code] + 0.5) / (background.total() - background[code] + 0.5)
+            if count > 1:
+                z[code] = math.log(odds / other) / math.sqrt(1 / (count + 0.5) + 1 / (background[code] + 0.5))
+        best = [names[code] for code in sorted(z, key=lambda code: (-z[code], code)) if z[code] > DISTINCT]
+        labels += [Label(kind, tuple(best[:size])) for size in SIZES if size <= len(best)]
+    return labels
+
+
+def chosen(topics: list[Label], parts: dict[str, Part]) -> tuple[Label, str, float]:
     """Return the label, its unit, and its score on the test part."""
     validation, best = parts["validation"], {}
     for raising in (True, False):
         for by in THRESHOLDS:
-            able = [label for label in labels if not raising or validation.raises(label, by)]
+            able = [label for label in topics if not raising or validation.raises(label, by)]
             if able:
                 best[by] = max(able, key=lambda label: validation.score(label, by))
         if best:
             break
+    worth = {by: margin(by, validation.score(label, by)) for by, label in best.items()}
+    for label in patterns(parts["train"]):
+        value = margin("token", validation.score(label, "token")) - SHORTER * (len(label.items) - 1)
+        if validation.raises(label, "token") and value > worth.get("token", -math.inf):
+            best["token"], worth["token"] = label, value
     scores = {by: validation.score(label, by) for by, label in best.items()}
-    passing = [by for by in scores if margin(by, scores[by]) >= 1]
+    passing = [by for by in scores if worth[by] >= 1]
     by = max(passing, key=scores.get) if passing else max(scores, key=lambda by: margin(by, scores[by]))
     return best[by], by, parts["test"].score(best[by], by)

@@ -50,7 +50,7 @@ def atlas(options: Options) -> None:
     if (options.against and not options.prompts) or (options.prompts and options.compare):
         raise click.UsageError("--against is for --prompts, and --compare for neither; leave out the other one.")
     loading = options.model
-    path = store_or_shipped(options.store, loading.load, loading.model, with_vectors=True)
+    path = store_or_shipped(options.store, loading.load, loading.model)
     options = replace(options, store=path)
     if options.compare:
         _compare(options, options.compare)

@@ -50,7 +50,7 @@ def demo(options: Options) -> None:
 
 def _run(console: Console) -> dict[str, Any]:
     """Print each step on the console; return the results, JSON-ready."""
-    from icebear.actmax.index.shipped_index import prepared_index
+    from icebear.actmax.shipped.shipped_index import prepared_index
     from icebear.app.cli.tables.cards import card_report
     from icebear.app.cli.tables.explanations import explanation_screen
     from icebear.app.cli.tables.nodes import circuit_overview

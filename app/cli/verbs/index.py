@@ -87,7 +87,7 @@ def index(options: Options) -> None:
     if options.lens:
         return _lens(options)
     need("index")
-    from icebear.actmax.index.index_choice import replacement
+    from icebear.actmax.shipped.index_choice import replacement
 
     documents = icebear.read_corpus(
         WIKI if options.corpus is None else options.corpus,

@@ -24,14 +24,14 @@ def search(options: Options) -> None:
       icebear search "Arctic ice" --store wiki.db --top 5
     """
     from icebear.actmax import searching
-    from icebear.actmax.index.index_choice import store_name
+    from icebear.actmax.shipped.index_choice import store_name
     from icebear.app.cli.tables.cards import hits_report
-    from icebear.db.search import absent, headings
+    from icebear.db.search import absent
 
     with icebear.open_store(store_or_shipped(options.store, lambda: icebear.load_model())) as store:
         hits = searching.search(store, options.text, options.top)
         labels, made_with = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}, store.made_with()
-        lacking, by_kind = absent(store, options.text), headings(store)
+        lacking, by_kind = absent(store, options.text), searching.headings(store)
         index = f"{store_name(store)}. It holds {store.sample}"
     rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in hits]
     report = hits_report(hits, labels, lacking, by_kind, index)

@@ -43,5 +43,5 @@ class LocalhostOnly:
 
 
 # The libraries of the first page are imported while the browser starts.
-threading.Thread(target=import_module, args=("icebear.actmax.index.shipped_index",), daemon=True).start()
+threading.Thread(target=import_module, args=("icebear.actmax.shipped.shipped_index",), daemon=True).start()
 app = App("main.py", middleware=[Middleware(LocalhostOnly)])

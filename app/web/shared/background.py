@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import streamlit as st
 from streamlit import runtime
 
-from icebear.actmax.index.shipped_index import prepared_index, shipped_index, shipped_path
+from icebear.actmax.shipped.shipped_index import prepared_index, shipped_index, shipped_path
 from icebear.cache import cache_folder, cached, partial_folder
 from icebear.db.sqlite import OPENED, VERSION
 from icebear.db.store import complete_facts, documents_read

@@ -8,8 +8,8 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.actmax.index.index_choice import has_same_texts, store_name
-from icebear.actmax.index.shipped_index import shipped_path
+from icebear.actmax.shipped.index_choice import has_same_texts, store_name
+from icebear.actmax.shipped.shipped_index import shipped_path
 from icebear.app.web.shared import jobs, markdown, served
 from icebear.app.web.shared.background import LARGE_INDEX, SITES, SMALL_INDEX, Job, cached_indexes, shared
 from icebear.cache import cache_folder

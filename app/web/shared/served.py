@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from icebear.actmax.index.index_choice import FOLDER_STORE, IndexChoice, choose_index
+from icebear.actmax.shipped.index_choice import FOLDER_STORE, IndexChoice, choose_index
 from icebear.app import example
 from icebear.app.web.shared import background
 from icebear.db.store import Store, complete_facts, open_store
@@ -40,22 +40,22 @@ def named_store() -> Path:
     return Path(settings()["store"] or FOLDER_STORE)
 
 
-def choice(site: str | None = None, with_vectors: bool = False) -> IndexChoice:
+def choice(site: str | None = None) -> IndexChoice:
     """Return what `choose_index` does for this model; of an index that was named, that it is read."""
     named = settings()["store"] is not None
-    return IndexChoice(False) if named else choose_index(named_store(), model_name(), site, with_vectors)
+    return IndexChoice(False) if named else choose_index(named_store(), model_name(), site)
 
 
-def store_path(site: str | None = None, with_vectors: bool = False) -> Path:
+def store_path(site: str | None = None) -> Path:
     """Return the path of the index that is read: the named one or the folder's; while that is missing or unfinished, or
     has fewer documents than the one that comes with icebear, the largest in the cache.
 
-    site, with_vectors: what the index must have, if any index has it; else the path is of the named one.
+    site: whose neurons the index must have, if any index has them; else the path is of the named one.
     """
-    if not choice(site, with_vectors).is_shipped and _has(named_store(), site):
+    if not choice(site).is_shipped and _has(named_store(), site):
         return named_store()
     paths = [path for path in background.cached_indexes(model_name()) if _has(path, site)]
-    return next((path for path in paths if with_vectors and has_vectors(path)), paths[0] if paths else named_store())
+    return paths[0] if paths else named_store()
 
 
 def _has(path: Path, site: str | None) -> bool:
@@ -63,15 +63,10 @@ def _has(path: Path, site: str | None) -> bool:
     return bool(facts) and site in (None, *facts["sites"])
 
 
-def has_vectors(path: Path) -> bool:
-    """Return whether an index has vectors of sentences."""
-    return bool(complete_facts(path).get("encoder"))
-
-
 @contextmanager
-def store(site: str | None = None, with_vectors: bool = False) -> Iterator[Store]:
+def store(site: str | None = None) -> Iterator[Store]:
     """Open the index for this run of the script. Raises `StoreError` if there is none."""
-    with open_store(store_path(site, with_vectors)) as opened:
+    with open_store(store_path(site)) as opened:
         yield opened
 
 

@@ -1,8 +1,7 @@
 """The index that comes with icebear for a preset: its strongest sentences, as numbers without text.
 
-`benchmarks/pack_index.py` takes them from a store. Unpacking reads the texts from the corpus again, and makes a store
-that lacks only what needs more than the model's weights: the vectors of sentences. It is kept in a folder of the cache,
-and made again when it is damaged.
+`benchmarks/pack_index.py` takes them from a store. Unpacking reads the texts from the corpus again. The store is in a
+folder of the cache, and made again when it is damaged.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from icebear.records import Sentence
 if TYPE_CHECKING:
     from icebear.models.model import Model
 
-FOLDER = Path(__file__).with_name("shipped")
+FOLDER = Path(__file__).parent
 STATISTICS = ("mean", "std", "min", "max", "positive")
 CONTROLS = (MEASURED, KURTOSIS)
 """Measurements of the model alone, which take longer than all the rest."""
@@ -59,14 +58,15 @@ def shipped_index(name: str, load: Callable[[], Model]) -> Path | None:
         unpack(_packed(name), load(), folder / path.name)
         _carry_over(path, folder / path.name)
 
-    ensure(path.parent, make, what=f"The index of {name} that comes with icebear", room=ROOM, is_sound=_is_sound)
+    what = f"The index of {name} that comes with icebear"
+    ensure(path.parent, make, what=what, room=ROOM, is_sound=partial(_is_sound, name))
     return path
 
 
 def prepared_index(name: str) -> Path | None:
     """Return the index that comes with icebear for a model of this name, if it is whole in the cache."""
     path = shipped_path(name)
-    return path if path and _is_sound(path.parent) else None
+    return path if path and _is_sound(name, path.parent) else None
 
 
 def shipped_store(model: Model) -> AbstractContextManager[Store]:
@@ -106,21 +106,24 @@ def shipped_path(name: str) -> Path | None:
 
 def shipped_facts(name: str) -> dict[str, Any]:
     """Return the facts of the index that comes with icebear for a model of this name; nothing if there is none."""
-    return _facts(_packed(name)) if shipped_path(name) else {}
+    return _about(_packed(name))["facts"] if shipped_path(name) else {}
 
 
 @cache
-def _facts(packed: Path) -> dict[str, Any]:
+def _about(packed: Path) -> dict[str, Any]:
     with np.load(packed) as file:
-        return json.loads(file["about"].tobytes())["facts"]
+        return json.loads(file["about"].tobytes())
 
 
-def _is_sound(folder: Path) -> bool:
-    """Return whether the index in a folder is as it was made, except for what people added."""
+def _is_sound(name: str, folder: Path) -> bool:
+    """Return whether the index of a model in a folder is as it was made, except for what people added."""
     if cached(folder):
         return True
+    from icebear.actmax.atlas.saved_map import saved_map  # imports SciPy, for which a card does not wait
+
+    has_map = "map" in _about(_packed(name))
     with suppress(StoreError), open_store(folder / "index.db") as store:
-        if store.is_sound(store.facts.get("digest")):
+        if store.is_sound(store.facts.get("digest")) and (not has_map or saved_map(store)):
             with suppress(OSError):  # where nothing can be written it is read again each time
                 write_manifest(folder)
             return True
@@ -131,7 +134,7 @@ def _carry_over(damaged: Path, repaired: Path) -> None:
     """Copy what people added to a damaged index, as far as it can be read."""
     for table in ADDED:
         with suppress(StoreError), open_store(damaged) as store, open_store(repaired) as again:
-            again.insert(table, store.database.execute(f"SELECT * FROM {table}").fetchall())
+            again.insert(table, store.database.execute(f"SELECT * FROM {table}").fetchall(), "IGNORE")
 
 
 @cache
@@ -145,7 +148,9 @@ def _packed(name: str) -> Path:
 
 def unpack(packed: Path, model: Model, path: Path) -> None:
     """Make the store of a packed index. Raises `StoreError` if model or corpus are not those that it was made of."""
+    from icebear.actmax.atlas.saved_map import save_map
     from icebear.actmax.index.neuron_vectors import ensure_vectors
+    from icebear.actmax.shipped import packed_parts
 
     with np.load(packed) as file:
         arrays = dict(file)
@@ -163,8 +168,16 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
         store.scan.commit({0: [(sentence, b"") for sentence in sentences]}, {}, facts)
         store.scan.finish(_columns(arrays), _examples(arrays, [s.id for s in sentences]), facts)
         store.controls.set({name: about[name] for name in CONTROLS})
+        if facts.get("encoder"):
+            ids, rows = store.sentences.lacking(""), packed_parts.unpacked_vectors(arrays).astype(np.float16)
+            of_encoder = [facts["encoder"]["fingerprint"]] * len(ids)
+            store.insert("embeddings", list(zip(ids, of_encoder, map(np.ndarray.tobytes, rows), strict=True)))
+        if "labels" in about:
+            packed_parts.add_labels(store, arrays, about["labels"])
         ensure_vectors(model, store)
         store.facts.set({"digest": store.results_digest()})
+        if "map" in about:
+            save_map(store, packed_parts.unpacked_map(arrays, about["map"], store))
 
 
 def documents_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear.actmax.index.corpus import WIKI
-from icebear.actmax.index.shipped_index import shipped_facts
+from icebear.actmax.shipped.shipped_index import shipped_facts
 from icebear.db.store import Store, documents_read, scan_facts
 
 FOLDER_STORE = "icebear.db"
@@ -23,7 +23,7 @@ class IndexChoice(NamedTuple):
     """Which of two indexes is read, and how to read the other; empty if there is no other."""
 
 
-def choose_index(store: Path, model: str, site: str | None = None, with_vectors: bool = False) -> IndexChoice:
+def choose_index(store: Path, model: str, site: str | None = None) -> IndexChoice:
     """Return which index is read for a model of this name: a folder's store, or the one that comes with icebear.
 
     The one that comes with icebear is read if the folder has none, or one of another model, or an unfinished one, or
@@ -35,9 +35,8 @@ def choose_index(store: Path, model: str, site: str | None = None, with_vectors:
     store
         Of the folder; it may be missing.
     model
-    site, with_vectors
-        What the index must have: neurons of a site, vectors of sentences. If the one that comes with icebear lacks it,
-        the folder's is read.
+    site
+        The site whose neurons the index must have. If the one that comes with icebear lacks it, the folder's is read.
 
     Raises
     ------
@@ -51,7 +50,7 @@ def choose_index(store: Path, model: str, site: str | None = None, with_vectors:
     if facts["fingerprint"] != shipped["fingerprint"]:
         ignored = f"Reading {about_shipped}: {store} is an index of {facts['model']}, not of {model}."
         return IndexChoice(True, ignored) if facts["model"] != model else IndexChoice(False)
-    if site not in (None, *shipped["sites"]) or (with_vectors and not shipped.get("encoder")):
+    if site not in (None, *shipped["sites"]):
         return IndexChoice(False)
     if "finished" not in facts:
         return IndexChoice(True, f"Reading {about_shipped}: {store} is not finished; run icebear index again.")
@@ -82,10 +81,7 @@ def replacement(store: Path, model: str) -> str:
     if not choose_index(store, model).is_shipped:
         replaced = f"the {_shipped_name(shipped)}"
         return f"In this folder {store} is now read instead of {replaced}; to go back, move {store} to another folder."
-    has_map = choose_index(store, model, with_vectors=True) != choose_index(store, model)
-    return f"The {_shipped_name(shipped)} is larger, and is still read; to read yours: --store {store}" + (
-        ". Only icebear atlas reads yours, because the larger one has no vectors of sentences." if has_map else ""
-    )
+    return f"The {_shipped_name(shipped)} is larger, and is still read; to read yours: --store {store}"
 
 
 def store_name(store: Store) -> str:

@@ -1,0 +1,79 @@
+"""Token patterns of many sides at once: which tokens stand where a neuron is most active, before, or after it.
+
+They are made on the train documents: the most distinctive tokens of each step, and then the first few of them. Scores
+are counts by token, so no candidate is looked for in a text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from icebear.actmax.labels.kinds import STEPS, Label, TokenKind
+from icebear.actmax.labels.meanings import margin
+from icebear.actmax.labels.sample import DISTINCT, Sample, distinction
+from icebear.actmax.labels.scores import TopActivations, tends_larger, token_auroc
+
+SIZES = (1, 2, 3, 5)
+"""The numbers of tokens of a pattern."""
+SHORTER = 0.01
+"""The margin that each token of a pattern after the first must add."""
+
+
+def best_patterns(learnt: TopActivations, fired: TopActivations) -> list[tuple[Label, float] | None]:
+    """Return the best pattern of each side with its margin, of those that raise the activation.
+
+    learnt: the part that patterns are made on. fired: the part that they are chosen on.
+    """
+    sizes, best = np.array(SIZES) - 1, []
+    found = {kind: _by_step(kind, learnt, fired) for kind in STEPS}
+    worth = np.concatenate([margins[:, sizes] - SHORTER * sizes for _, margins in found.values()], axis=1)
+    names = {code: text for text, code in fired.sample.codes.items()}
+    kinds = list(found)
+    for row, index in enumerate(worth.argmax(1).tolist()):
+        kind, size = kinds[index // len(SIZES)], SIZES[index % len(SIZES)]
+        items = tuple(names[code] for code in found[kind][0][row, :size].tolist() if code >= 0)
+        value = float(worth[row, index])
+        best.append((Label(kind, items), value) if np.isfinite(value) else None)
+    return best
+
+
+def _by_step(kind: TokenKind, learnt: TopActivations, fired: TopActivations) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes (P, SIZES[-1]) of the most distinctive tokens at a step, the best first, -1 where there are no
+    more; and the margin (P, SIZES[-1]) of the first 1, 2, ... of them, -inf for those that are none, or that do not
+    raise the activation."""
+    codes = _most_distinctive(kind, learnt)
+    width, count = len(fired.sample.codes), fired.values.shape[1]
+    at, able = _codes(fired.sample, kind), codes >= 0
+    true = np.where(able, np.bincount(at[at >= 0], minlength=width)[codes], 0).cumsum(1)
+    hits, ranks = (
+        np.where(able, np.take_along_axis(_sums(at, weights, width), codes.clip(0), 1), 0).cumsum(1)
+        for weights in (fired.tokens, fired.token_ranks)
+    )
+    margins = margin("token", token_auroc(hits, true, fired.tokens.sum(1, keepdims=True), count))
+    return codes, np.where(able & tends_larger(ranks, true, count), margins, -np.inf)
+
+
+def _most_distinctive(kind: TokenKind, fired: TopActivations) -> np.ndarray:
+    """Return the codes (P, SIZES[-1]) of the tokens that are most typical of the top tokens; -1 for none."""
+    width, at = len(fired.sample.codes), _codes(fired.sample, kind)
+    counts, background = _sums(at, fired.tokens, width), np.bincount(at[at >= 0], minlength=width)
+    z = np.full(counts.shape, -np.inf)
+    able = counts > 1
+    sizes = np.broadcast_to(counts.sum(1, keepdims=True), counts.shape)[able]
+    z[able] = distinction(counts[able], sizes, np.broadcast_to(background, counts.shape)[able], background.sum())
+    best = np.argsort(-z, axis=1, kind="stable")[:, : SIZES[-1]]
+    return np.where(np.take_along_axis(z, best, 1) > DISTINCT, best, -1)
+
+
+def _codes(sample: Sample, kind: TokenKind) -> np.ndarray:
+    """Return the code (C,) of the token at the step of a pattern from each counted token; -1 outside its sentence."""
+    return sample.beside(STEPS[kind])[sample.counted]
+
+
+def _sums(codes: np.ndarray, weights: np.ndarray, width: int) -> np.ndarray:
+    """Return the sums (P, width) of weights (P, C) by code (C,); the code -1 is left out."""
+    rows, columns = np.nonzero(weights)
+    known = codes[columns] >= 0
+    rows, columns = rows[known], columns[known]
+    where = rows * width + codes[columns]
+    return np.bincount(where, weights[rows, columns], len(weights) * width).reshape(len(weights), width)

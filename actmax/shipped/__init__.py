@@ -1,0 +1,1 @@
+"""The index that comes with icebear, and which of two indexes is read."""

@@ -1,0 +1,113 @@
+"""What needs more than the model's weights, in few bytes: vectors of sentences, labels with their scores, the map.
+
+`benchmarks/pack_index.py` writes the arrays that are read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from icebear.actmax.atlas.atlas import Atlas
+from icebear.actmax.atlas.clusters import Cluster
+from icebear.actmax.atlas.layer_meanings import LayerMeanings
+from icebear.actmax.atlas.neighbor_map import STEPS
+from icebear.actmax.labels.auto import control_name
+from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.meanings import THRESHOLDS
+from icebear.actmax.labels.null import Nulls
+from icebear.actmax.labels.sample import topics_name
+from icebear.convert import CONVERTER
+from icebear.db.store import Store
+from icebear.records import POLARITIES, Meaning, Neuron
+
+Arrays = dict[str, np.ndarray]
+KINDS = ("", "topic", "tokens", "before", "after")
+"""`Meaning.kind` by its number; a side that was not labeled has `NOT_LABELED`."""
+NOT_LABELED = 255
+UNITS = tuple(THRESHOLDS)
+SCORES = ("train", "validation", "token_mean", "other_unit", "other_neuron")
+"""Numbers of a significant label, in this order; `other_unit` is the AUROC by the unit that is not `Meaning.by`."""
+
+
+def from_steps(x: np.ndarray) -> np.ndarray:
+    """Return numbers from 0 to 1 of their whole steps."""
+    return x.astype(float) / STEPS
+
+
+def unpacked_vectors(arrays: Arrays) -> np.ndarray:
+    """Return the vectors (S, D) of the sentences that are examples: FAISS's product quantizer and rotation, undone."""
+    codes, centroids = arrays["vector_codes"], arrays["vector_centroids"].astype(np.float32)  # (S, M), (M, 256, D / M)
+    rows = np.concatenate([part[code] for part, code in zip(centroids, codes.T, strict=True)], axis=1)
+    return rows @ arrays["vector_rotation"].astype(np.float32) + arrays["vector_center"]
+
+
+def unpacked_map(arrays: Arrays, about: dict[str, Any], store: Store) -> Atlas:
+    """Return the map, whose sides are those with examples."""
+    counts = arrays["example_counts"][: 2 * store.neurons.count()]
+    points = (arrays["map_points"] / STEPS * 2 - 1).astype(np.float32)
+    return Atlas(
+        np.flatnonzero(counts),
+        points,
+        arrays["map_cluster"].astype(np.int64),
+        from_steps(arrays["map_clarity"]),
+        CONVERTER.structure(about["clusters"], tuple[Cluster, ...]),
+        CONVERTER.structure(about["layers"], tuple[LayerMeanings, ...]),
+        {**store.made_with(), "seed": about["seed"]},
+    )
+
+
+def add_labels(store: Store, arrays: Arrays, about: dict[str, Any]) -> None:
+    """Save the automatic labels in a store, and what other labels are scored with: topics and nulls."""
+    names = (control_name(store, heads=heads) for heads in (False, True))
+    store.controls.set({topics_name(store): about["topics"], **dict(zip(names, about["nulls"], strict=False))})
+    store.labels.set_meanings(unpacked_labels(arrays, about, store.neurons.in_order()))
+
+
+def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]) -> Iterator[Meaning]:
+    """Yield the automatic labels of neurons, in order of id. about: the topics, the tokens of patterns, the numbers of
+    sentences, and the nulls of neurons and perhaps of heads."""
+    nulls = [Nulls(known) for known in about["nulls"]]
+    kinds, units, significant = (arrays[f"label_{name}"] for name in ("kinds", "units", "significant"))
+    items, numbers = iter(arrays["label_items"].tolist()), iter(from_steps(arrays["label_numbers"]).tolist())
+    scores = iter(from_steps(arrays["label_scores"]).tolist())
+    sides = ((neuron, polarity) for neuron in neurons for polarity in POLARITIES)
+    for (neuron, polarity), kind, unit, passes in zip(sides, kinds, units, significant, strict=True):
+        if kind == NOT_LABELED:
+            continue
+        score, p = next(numbers)
+        if not KINDS[kind]:
+            yield Meaning.hardly_active(neuron, polarity)
+            continue
+        label = Label(KINDS[kind], _items(items, kind, about))
+        by, of_head, record = UNITS[unit], neuron.site == "head", {}
+        if passes:
+            known = nulls[of_head]
+            record = _record(label, by, score, dict(zip(SCORES, next(scores), strict=True)), known, neuron.layer)
+            record["sentences"] = about["sentences"]
+        yield Meaning(neuron, polarity, label.kind, label.text(of_head), by, score, p, bool(passes), record)
+
+
+def _items(codes: Iterator[int], kind: int, about: dict[str, Any]) -> tuple[str, ...]:
+    if KINDS[kind] == "topic":
+        return tuple(about["topics"]["words"][next(codes)])
+    return tuple(about["tokens"][next(codes)] for _ in range(next(codes)))
+
+
+def _record(label: Label, by: str, score: float, row: dict[str, float], nulls: Nulls, layer: int) -> dict[str, Any]:
+    """Return `Meaning.record`, without examples."""
+    other = UNITS[by == UNITS[0]]
+    return {
+        "label": CONVERTER.unstructure(label),
+        "by": by,
+        "train": row["train"],
+        "validation": row["validation"],
+        "test": score,
+        "token_mean": row["token_mean"],
+        "auroc": {by: score, other: row["other_unit"]},
+        "other_neuron": row["other_neuron"] or None,
+        "thresholds": nulls.thresholds(by, layer),
+        "examples": {},
+    }
