@@ -14,8 +14,8 @@ from letters import Letters
 
 from benchmarks import pack_index
 from icebear import Model, Neuron, build_index, cache, open_store, read_corpus
-from icebear.actmax.index import shipped_index as module
 from icebear.actmax.index.head_norms import HeadNorms, head_means
+from icebear.actmax.shipped import shipped_index as module
 from icebear.actmax.shipped.index_choice import choose_index, replacement
 from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session

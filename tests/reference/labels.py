@@ -49,7 +49,9 @@ def patterns(train: Part) -> list[Label]:
     for kind, step in STEPS.items():
 
         def tokens(places: np.ndarray, step: int = step) -> list[int]:
-            inside = [p for p in places if sample.starts[sample.sentence[p]] <= p + step < sample.ends[sample.sentence[p]]]
+            inside = [
+                p for p in places if sample.starts[sample.sentence[p]] <= p + step < sample.ends[sample.sentence[p]]
+            ]
             return [int(sample.token[p + step]) for p in inside]
 
         background, items = Counter(tokens(np.flatnonzero(sample.counted))), Counter(tokens(top))
