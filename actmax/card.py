@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from icebear import values
 from icebear.actmax.head_attention import HeadAttention, attended_piece, of_each_attended
-from icebear.actmax.page import Card
+from icebear.actmax.page import Card, ExamplesBeside
+from icebear.actmax.shipped.index_choice import store_name
 from icebear.db.store import Store
+from icebear.errors import StoreError
 from icebear.records import EFFECT_SENTENCES, POLARITIES, Example, Meaning, Neuron, Projection, Writes, as_neuron
 from icebear.values import typed
 
@@ -31,6 +33,7 @@ def describe(
     k: int = 10,
     search_vectors: bool | None = None,
     effect_sentences: int = EFFECT_SENTENCES,
+    beside: Store | None = None,
 ) -> Card:
     """Describe a neuron or an attention head of an index.
 
@@ -50,6 +53,8 @@ def describe(
         Without a model, search the vector index for the vocabulary. Default: if it is smaller than 1 GiB.
     effect_sentences : int
         The number of examples of each polarity where effects are measured; 0 leaves them out.
+    beside : Store, optional
+        Another index of the same model, whose examples are shown too.
 
     Returns
     -------
@@ -98,7 +103,18 @@ def describe(
         {**made_with, "index": {**made_with["index"], "file": store.path.name}},
         HeadAttention.of(store, neuron) if neuron.site == "head" else None,
         dict(attends_to.most_common()),
+        _beside(beside, neuron, k) if beside else None,
     )
+
+
+def _beside(store: Store, neuron: Neuron, k: int) -> ExamplesBeside | None:
+    """Return the examples of another index; None if it lacks the neuron."""
+    examples: dict[str, list[Example]]
+    try:
+        examples = {polarity: rows for polarity in POLARITIES if (rows := store.examples(neuron, polarity, k))}
+    except StoreError:
+        return None
+    return ExamplesBeside(store_name(store), examples) if examples else None
 
 
 def _attended(model: Model, store: Store, head: Neuron) -> list[Example]:

@@ -49,6 +49,16 @@ HEAD_SENTENCES = "Each sentence is the one in which it writes most, for one toke
 HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
 
 
+@dataclass(frozen=True)
+class ExamplesBeside:
+    """The maximally activating examples of a neuron in another index."""
+
+    index: str
+    """Its name, such as "4,000 summaries, shipped with icebear"."""
+    examples: dict[str, list[Example]]
+    """polarity -> examples, largest first."""
+
+
 @dataclass(frozen=True, repr=False)
 class Card(SavedResult, Tabled):
     """A neuron with its vocabulary projection, examples of both signs, statistics and labels, and its page."""
@@ -79,6 +89,23 @@ class Card(SavedResult, Tabled):
     """Of a head, where it looks; None for a neuron, and for models where that is not measured."""
     attends_to: dict[str, int] = field(default_factory=dict)
     """Of a head, the tokens that it attends to most in all its sentences -> in how many; the most frequent first."""
+    beside: ExamplesBeside | None = None
+    """The examples of another index, which is shown beside this one."""
+
+    @property
+    def index_name(self) -> str:
+        """Which index the card is of, in a few words."""
+        from icebear.actmax.shipped.index_choice import named_index
+
+        index = self.made_with["index"]
+        return named_index(index, index["file"]) if "file" in index else ""
+
+    @property
+    def by_index(self) -> list[tuple[str, str, list[Example]]]:
+        """The name of an index, a polarity, and the examples there."""
+        rows = [(self.index_name, polarity, examples) for polarity, examples in self.examples.items()]
+        beside = self.beside.examples if self.beside else {}
+        return rows + [(self.beside.index, polarity, examples) for polarity, examples in beside.items() if self.beside]
 
     @property
     def projections(self) -> list[Projection]:
@@ -138,8 +165,9 @@ class Card(SavedResult, Tabled):
                 "text": example.sentence.text,
                 "title": example.sentence.title,
                 **({"attends_to": attended_text(example)} if self.is_head else {}),
+                **({"index": index} if self.beside else {}),
             }
-            for polarity, examples in self.examples.items()
+            for index, polarity, examples in self.by_index
             for example in examples
         ]
         return pandas.DataFrame(rows)
@@ -158,6 +186,7 @@ class Card(SavedResult, Tabled):
             "examples": {
                 polarity: [_example(row, self.is_head) for row in rows] for polarity, rows in self.examples.items()
             },
+            **({"beside": self._beside()} if self.beside else {}),
             **(
                 {
                     "attention": self.attention and self.attention.to_dict(),
@@ -168,6 +197,13 @@ class Card(SavedResult, Tabled):
                 else {}
             ),
         }
+
+    def _beside(self) -> dict[str, Any]:
+        assert self.beside
+        examples = {
+            polarity: [_example(row, self.is_head) for row in rows] for polarity, rows in self.beside.examples.items()
+        }
+        return {"index": self.beside.index, "examples": examples}
 
 
 def attended_text(example: Example) -> str:
@@ -246,12 +282,10 @@ def statistics_line(card: Card) -> str:
 
 def token_count_note(card: Card) -> str:
     """Return the number of tokens that means are taken over, if it is not all, and which index the card is from."""
-    from icebear.actmax.shipped.index_choice import named_index
-
     index = card.made_with["index"]
     averaged, every = index.get("statistics_tokens"), index.get("tokens")
     notes = [] if averaged in (None, every) else [f"of {averaged:,} tokens"]
-    notes += [f"from {named_index(index, index['file'])}"] if "file" in index else []
+    notes += [f"from {card.index_name}"] if card.index_name else []
     return f" ({', '.join(notes)})" if notes else ""
 
 

@@ -42,7 +42,7 @@ def search(store: Store, text: str, k: int = 20, download: bool = True) -> list[
         If the scan is not finished, or the encoder of the index has changed.
     """
     encoder, _ = _encoder_of(store, download)
-    return by_words(store, text, k, encoder and encoder.vector(text))
+    return by_words(store, text, k, None if encoder is None else encoder.vector(text))
 
 
 def headings(store: Store, download: bool = True) -> dict[str, str]:

@@ -16,9 +16,10 @@ from benchmarks import pack_index
 from icebear import Model, Neuron, build_index, cache, open_store, read_corpus
 from icebear.actmax.index.head_norms import HeadNorms, head_means
 from icebear.actmax.shipped import shipped_index as module
-from icebear.actmax.shipped.index_choice import choose_index, replacement
+from icebear.actmax.shipped.index_choice import choose_index, index_beside, replacement, store_name
 from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session
+from icebear.app.mcp.tools import searched
 from icebear.app.web.shared import header, served
 from icebear.app.web.shared.background import SITES, shared
 from icebear.concepts.passes.sites import hooks, neuron_site
@@ -367,7 +368,7 @@ def test_an_index_of_other_texts_or_that_has_what_is_needed_is_read(beside, tmp_
     assert choose_index(path, "a", "ffn").is_shipped
     path.unlink()
     choice = choose_index(beside(2, other_texts(tmp_path)), "a")
-    assert (choice.is_shipped, "other texts" in choice.note) == (False, True)
+    assert (choice.is_shipped, "also show the index that comes with icebear" in choice.note) == (False, True)
     assert not replacement(tmp_path / "other.db", "a")
 
 
@@ -417,6 +418,39 @@ def test_every_interface_reads_the_same_index(beside, home, verbs_beside, tmp_pa
     beside(2, other_texts(tmp_path))
     assert read() == {2}
     assert "other.txt,icebear.db" in "".join(verbs_beside(*READING[1]).stdout.split())  # a path, wrapped
+
+
+def test_an_index_of_other_texts_is_shown_beside_the_shipped_one(beside, home, verbs_beside, tmp_path):
+    """Each row with the name of its index; a named one is shown alone."""
+    path = beside(2, other_texts(tmp_path))
+    shipped = module.shipped_path("a")
+    assert index_beside(path, "a") == shipped
+    card, search = (json.loads(verbs_beside(*words, "--json").stdout) for words in READING)
+    mine = {row["text"] for row in card["examples"]["+"]}
+    others = {row["text"] for row in card["beside"]["examples"]["+"]}
+    assert "a cold bear eats snow" in min(mine)
+    assert "shipped with icebear" in card["beside"]["index"]
+    assert others
+    assert not mine & others
+    assert "other.txt" in search["searched"]
+    assert ["shipped with icebear" in row["searched"] for row in search["beside"]] == [True]
+    named = [json.loads(verbs_beside(*words, "--store", "icebear.db", "--json").stdout) for words in READING]
+    assert not any("beside" in row for row in named)
+    table = verbs_beside(*READING[0]).stdout
+    assert table.count("shipped with icebear") >= 1 <= table.count("icebear.db")
+    session = Session("a")
+    session.model = home[1]
+    with session.store() as store, session.beside(store) as other:
+        assert (store.path.resolve(), other.path) == (path.resolve(), shipped)
+        rows, _ = searched(store, "bear", 3)
+        assert {row["index"] for row in rows} == {store_name(store)}
+    with served.store() as store, served.beside(store) as other:
+        assert (store.path.resolve(), other.path) == (path.resolve(), shipped)
+    status = json.loads(verbs_beside("index", "--status", "--model", "a", "--json").stdout)
+    assert status["store"] == "icebear.db"
+    path.unlink()
+    status = json.loads(verbs_beside("index", "--status", "--model", "a", "--json").stdout)
+    assert status["store"] == str(shipped)
 
 
 READING = (("neuron", "L0.ffn.3", "--model", "a"), ("search", "bear"))

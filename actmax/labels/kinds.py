@@ -18,6 +18,7 @@ FEWEST = 8
 ALIKE = 0.3
 """The smallest cosine between a sentence and its topic."""
 
+LabelKind = Literal["topic", "tokens", "before", "after"]
 TokenKind = Literal["tokens", "before", "after"]
 STEPS: dict[TokenKind, int] = {"tokens": 0, "before": 1, "after": -1}
 """The kind of a token pattern -> where it looks for its tokens, relative to the neuron's token."""
@@ -40,7 +41,7 @@ SPELLED = {
 class Label:
     """A property that tokens have in common where a neuron is active."""
 
-    kind: Literal["topic", "tokens", "before", "after"]
+    kind: LabelKind
     items: tuple[str, ...]
     """The words of a topic, or tokens in lower case, of which any makes the label true."""
 

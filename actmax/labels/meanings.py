@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,7 +26,10 @@ POSITIVES = {
 NULLS = {"circular_shift": "circular-shift null", "other_neuron": "other-neuron null"}
 
 
-def margin(unit: str, score: float) -> float:
+Numbers = TypeVar("Numbers", float, np.ndarray)
+
+
+def margin(unit: str, score: Numbers) -> Numbers:
     """Return a score on the scale where chance is 0 and the threshold of its unit is 1."""
     return (score - 0.5) / (THRESHOLDS[unit] - 0.5)
 

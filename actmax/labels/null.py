@@ -35,7 +35,7 @@ NULL_NAMES = ("circular_shift", "other_neuron")
 class Sides:
     """P neurons, each at a polarity, in each part of the documents."""
 
-    names: list[tuple[Neuron, str]]
+    names: Sequence[tuple[Neuron, str]]
     """Neuron and polarity."""
     fired: dict[str, TopActivations]
     """part -> the activations in its sample; negated for polarity ``-``."""

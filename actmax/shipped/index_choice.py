@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear.actmax.index.corpus import WIKI
-from icebear.actmax.shipped.shipped_index import shipped_facts
+from icebear.actmax.shipped.shipped_index import prepared_index, shipped_facts
 from icebear.db.store import Store, documents_read, scan_facts
 
 FOLDER_STORE = "icebear.db"
@@ -28,7 +28,7 @@ def choose_index(store: Path, model: str, site: str | None = None) -> IndexChoic
 
     The one that comes with icebear is read if the folder has none, or one of another model, or an unfinished one, or
     one of the same texts with fewer documents. Then the other one can be named. If the texts are others, the folder's
-    is read.
+    is read, and cards and searches also have the sentences of the other (`index_beside`).
 
     Parameters
     ----------
@@ -58,8 +58,20 @@ def choose_index(store: Path, model: str, site: str | None = None) -> IndexChoic
         return IndexChoice(
             True, f"Reading {about_shipped}: {store} has fewer ({index_name(facts)}); to read it: --store {store}"
         )
-    replaced = "" if has_same_texts(facts, shipped) else ", which is of other texts; another folder reads that"
-    return IndexChoice(False, f"Reading {store} ({index_name(facts)}), not {about_shipped}{replaced}.")
+    read = f"Reading {store} ({index_name(facts)})"
+    if has_same_texts(facts, shipped):
+        return IndexChoice(False, f"{read}, not {about_shipped}.")
+    return IndexChoice(False, f"{read}; cards and searches also show {about_shipped}.")
+
+
+def index_beside(store: Path, model: str) -> Path | None:
+    """Return the path of the index that comes with icebear, if the index that is read is a folder's store of other
+    texts, and the one that comes with icebear is prepared."""
+    shipped, facts = shipped_facts(model), scan_facts(store)
+    if not shipped or facts.get("shipped") or "finished" not in facts or has_same_texts(facts, shipped):
+        return None
+    is_folders = store.resolve() == Path(FOLDER_STORE).resolve() and facts["fingerprint"] == shipped["fingerprint"]
+    return prepared_index(model) if is_folders else None
 
 
 def has_same_texts(facts: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
@@ -79,8 +91,12 @@ def replacement(store: Path, model: str) -> str:
     if not shipped or store.resolve() != Path(FOLDER_STORE).resolve():
         return ""
     if not choose_index(store, model).is_shipped:
-        replaced = f"the {_shipped_name(shipped)}"
-        return f"In this folder {store} is now read instead of {replaced}; to go back, move {store} to another folder."
+        is_beside = not has_same_texts(scan_facts(store), shipped)
+        where = f"{'and beside it' if is_beside else 'instead of'} the {_shipped_name(shipped)}"
+        back = f"to go back, move {store} to another folder."
+        if is_beside:
+            return f"In this folder cards and searches now show {store}, {where}; {back}"
+        return f"In this folder {store} is now read {where}; {back}"
     return f"The {_shipped_name(shipped)} is larger, and is still read; to read yours: --store {store}"
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from icebear.actmax.atlas.clusters import Cluster
 from icebear.actmax.atlas.layer_meanings import LayerMeanings
 from icebear.actmax.atlas.neighbor_map import STEPS
 from icebear.actmax.labels.auto import control_name
-from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.kinds import Label, LabelKind
 from icebear.actmax.labels.meanings import THRESHOLDS
 from icebear.actmax.labels.null import Nulls
 from icebear.actmax.labels.sample import topics_name
@@ -24,7 +24,8 @@ from icebear.db.store import Store
 from icebear.records import POLARITIES, Meaning, Neuron
 
 Arrays = dict[str, np.ndarray]
-KINDS = ("", "topic", "tokens", "before", "after")
+LABEL_KINDS = get_args(LabelKind)
+KINDS = ("", *LABEL_KINDS)
 """`Meaning.kind` by its number; a side that was not labeled has `NOT_LABELED`."""
 NOT_LABELED = 255
 UNITS = tuple(THRESHOLDS)
@@ -81,7 +82,7 @@ def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]
         if not KINDS[kind]:
             yield Meaning.hardly_active(neuron, polarity)
             continue
-        label = Label(KINDS[kind], _items(items, kind, about))
+        label = Label(LABEL_KINDS[kind - 1], _items(items, kind, about))
         by, of_head, record = UNITS[unit], neuron.site == "head", {}
         if passes:
             known = nulls[of_head]

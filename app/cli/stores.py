@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 
 import click
 
@@ -79,23 +78,36 @@ def has_index(path: str) -> bool:
 
 
 @contextmanager
-def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | None]:
-    """Open the store of a verb that also works without one; for that of a folder the index that `choose_index` says, if
-    it is prepared. Raises `StoreError` for one that was named."""
-    shipped = None if named("store") or not has_index(path) else _shipped_instead(path, model.name)
-    with named_or_folder_store(str(shipped or path), model) as store:
+def store_beside(path: str, model: str) -> Iterator[icebear.Store | None]:
+    """Open the index that is shown beside another (`index_beside`), if there is one, and none was named."""
+    from icebear.actmax.shipped.index_choice import index_beside
+
+    beside = None if named("store") else index_beside(local(path), model)
+    if beside is None:
+        yield None
+        return
+    with icebear.open_store(beside) as store:
         yield store
 
 
-def _shipped_instead(path: str, model: str) -> Path | None:
-    """Return the path of the index that comes with icebear, if it is read rather than a folder's store."""
+@contextmanager
+def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | None]:
+    """Open the store of a verb that also works without one; for that of a folder the index that `choose_index` says, if
+    it is prepared. Raises `StoreError` for one that was named."""
+    with named_or_folder_store(index_read(path, model.name) if has_index(path) else path, model) as store:
+        yield store
+
+
+def index_read(path: str, model: str) -> str:
+    """Return the path of the index that is read where none was named: of the one that comes with icebear only if it is
+    prepared."""
     from icebear.actmax.shipped.index_choice import choose_index
     from icebear.actmax.shipped.shipped_index import prepared_index
 
     with suppress(StoreError):  # which whoever opens it gets
-        if choose_index(local(path), model).is_shipped:
-            return prepared_index(model)
-    return None
+        if not named("store") and choose_index(local(path), model).is_shipped:
+            return str(prepared_index(model) or path)
+    return path
 
 
 @contextmanager

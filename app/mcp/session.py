@@ -13,10 +13,10 @@ from typing import Any
 
 import anyio
 
-from icebear.actmax.shipped.index_choice import FOLDER_STORE, choose_index
+from icebear.actmax.shipped.index_choice import FOLDER_STORE, choose_index, index_beside
 from icebear.actmax.shipped.shipped_index import prepared_index, shipped_path
 from icebear.cache import cached
-from icebear.db.store import Store, open_finished
+from icebear.db.store import Store, open_finished, open_store
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
 from icebear.models.loading.loading import load_model
 from icebear.models.loading.presets import PRESETS
@@ -112,6 +112,16 @@ class Session:
                 if needs_it:
                     raise
             yield opened
+
+    @contextmanager
+    def beside(self, store: Store) -> Iterator[Store | None]:
+        """Open the index that is shown beside an index of the folder (`index_beside`), if there is one."""
+        path = None if self.store_path else index_beside(store.path, self.model_name)
+        if path is None:
+            yield None
+            return
+        with open_store(path) as other:
+            yield other
 
     def _index(self) -> Path | None:
         """Return the path of the index, if there is one."""

@@ -33,6 +33,7 @@ from icebear.concepts.stages.stage_sentences import stage_lines
 from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import absence, absent
+from icebear.db.store import Store
 from icebear.edits import parse_edits
 from icebear.errors import InputError, known_error, need
 from icebear.explanation.explanation import (
@@ -343,12 +344,16 @@ class Tools:
         model, wanted = self.session.model, Neuron.parse(neuron)
         model.check(wanted)
         with self.session.store() as store:
-            card = describe(store, wanted, model, 20, effect_sentences=PAGE_SENTENCES) if store else None
+            if store:
+                with self.session.beside(store) as other:
+                    card = describe(store, wanted, model, 20, effect_sentences=PAGE_SENTENCES, beside=other)
+            else:
+                card = None
         words = card.projection if card else both_projections(model, wanted, 20)[0]
         about = words and (words.about if words.has_words else words.no_words)
         words = words if words and words.has_words else None
         tokens = {side: list(map(vars, getattr(words, side, ()))) for side in ("promoted", "suppressed")}
-        rows = card.to_frame().drop(columns="neuron").to_dict("records") if card else []
+        rows: list[Any] = card.to_frame().drop(columns="neuron").to_dict("records") if card else []
         files = {"html": card.to_html} if card else {}
         labels = (
             [f"{sign}: {label_title(card.meanings.get(sign))}" for sign in card.examples]
@@ -359,11 +364,12 @@ class Tools:
         measured = [{"polarity": sign, **text} for sign, effects in writes.items() for text in effects.pop("places")]
         return {
             "neuron": str(wanted),
+            **({"index": card.index_name} if card else {}),
             "meaning": labels,
             "writes": writes,
             "promotes": [token["text"] for token in tokens["promoted"][:TOP_ROWS]],
             "suppresses": [token["text"] for token in tokens["suppressed"][:TOP_ROWS]],
-            "examples": [text for sign in "+-" for text in [row for row in rows if row["polarity"] == sign][:k]],
+            "examples": strongest(rows, k),
             "note": f"promoted at + and suppressed at -; {about}" if words else about or "writes nothing",
             **({"attention": card.attention.lines} if card and card.attention else {}),
             "handle": self.session.keep("neuron", card, {"examples": rows, "places": measured, **tokens}, **files),
@@ -375,15 +381,12 @@ class Tools:
         these, by the tokens they promote. Needs an index."""
         with self.session.store("Searching neurons by words") as store:
             assert store is not None
-            hits, lacking = search(store, text, k, download=False), absence(absent(store, text))
-            by_kind = headings(store, download=False)
-            index = f"Index: {store_name(store)}. It holds {store.sample}."
-            rows = [
-                {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity)}
-                for hit in hits
-            ]
-        notes = (lacking, index, *(f"by {by}: {about}." for by, about in by_kind.items()))
-        return {"neurons": rows, "note": " ".join(filter(None, (*notes, SIMILAR)))}
+            rows, notes = searched(store, text, k)
+            with self.session.beside(store) as other:
+                if other:
+                    more, notes_beside = searched(other, text, k)
+                    rows, notes = rows + more, [*notes, *notes_beside]
+        return {"neurons": rows, "note": " ".join([*notes, SIMILAR])}
 
     @tool
     def steer(
@@ -547,6 +550,23 @@ class Tools:
             raise InputError(f"{handle} cannot be saved as .{suffix}; it can be saved as {ways}.")
         path = self.session.write(file, result.files[suffix]())
         return {"file": path.name, "bytes": path.stat().st_size}
+
+
+def strongest(rows: list[Answer], k: int) -> list[Answer]:
+    """Return the first k examples of each index at each polarity."""
+    sides = dict.fromkeys((row.get("index"), row["polarity"]) for row in rows)
+    return [row for side in sides for row in [r for r in rows if (r.get("index"), r["polarity"]) == side][:k]]
+
+
+def searched(store: Store, text: str, k: int) -> tuple[list[Answer], list[str]]:
+    """Return the hits of a search, each with the name of its index, and what to know of them."""
+    name, hits = store_name(store), search(store, text, k, download=False)
+    rows = [
+        {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity), "index": name}
+        for hit in hits
+    ]
+    kinds = [f"by {by}: {about}." for by, about in headings(store, download=False).items()]
+    return rows, list(filter(None, [absence(absent(store, text)), f"Index: {name}. It holds {store.sample}.", *kinds]))
 
 
 def _node(node: ExplainedNode) -> Answer:

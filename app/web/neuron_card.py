@@ -112,7 +112,8 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     reading = (
         model if model and (is_head or mean_lens(model)) else None
     )  # else the lens of the neuron would take seconds
-    card = describe(opened, neuron, reading, EXAMPLES, effect_sentences=0)
+    with served.beside(opened) as other:
+        card = describe(opened, neuron, reading, EXAMPLES, effect_sentences=0, beside=other)
     if card.left_out:
         size = f"{opened.vectors.size() / 1e9:.0f} GB"
         if st.button(f"Vocabulary (reads {size})", icon=":material/hub:", key="whole_card"):
@@ -212,6 +213,9 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
             _styled(page.examples_html(card.examples[side], of_head=card.is_head), sentences)
         else:
             st.caption("There is none.")
+        if card.beside and card.beside.examples.get(side):
+            st.caption(markdown.plain(f"{card.index_name}. Below: {card.beside.index}"))
+            _styled(page.examples_html(card.beside.examples[side], of_head=card.is_head))
     return (above if card.is_head else below), sentences
 
 

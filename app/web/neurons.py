@@ -10,11 +10,12 @@ from markupsafe import Markup
 from icebear.actmax import page
 from icebear.actmax.card import LARGE, SILENT
 from icebear.actmax.searching import headings, search
+from icebear.actmax.shipped.index_choice import store_name
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import links, markdown, served
 from icebear.app.web.shared.header import no_store_yet
 from icebear.db.search import NO_NEURON, absence, absent
-from icebear.db.store import Store
+from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words, padded, words_of
 from icebear.records import Example, Hit, Neuron
 
@@ -66,24 +67,33 @@ def _go_back() -> None:
 def _search(text: str) -> None:
     if no_store_yet("A search by words needs"):
         return
-    with served.store() as opened:
-        lacking, hits = absent(opened, text), search(opened, text, HITS)
-        if lacking:
-            st.info(f"{markdown.plain(absence(lacking))} It holds {markdown.plain(opened.sample)}.")
-        elif not hits:
-            st.info(NO_NEURON)
-        for by, heading in headings(opened).items():
-            by_kind = [hit for hit in hits if hit.by == by]
-            if by_kind:
-                st.markdown(f"## {heading}")
-                _show(opened, by_kind, f"{by} {text}")
+    with served.store() as opened, served.beside(opened) as other:
+        for index in (opened, other) if other else (opened,):
+            name = store_name(index) if other else ""
+            if name:
+                st.caption(markdown.plain(f"Index: {name}"))
+            _search_in(index, text, name)
 
 
-def _show(opened: Store, hits: list[Hit], search: str) -> None:
-    """Show the first results as cards, and more of them on a click."""
+def _search_in(opened: Store, text: str, name: str) -> None:
+    """Show the results of an index. name: of the index, if there are two."""
+    lacking, hits = absent(opened, text), search(opened, text, HITS)
+    if lacking:
+        st.info(f"{markdown.plain(absence(lacking))} It holds {markdown.plain(opened.sample)}.")
+    elif not hits:
+        st.info(NO_NEURON)
+    for by, heading in headings(opened).items():
+        by_kind = [hit for hit in hits if hit.by == by]
+        if by_kind:
+            st.markdown(f"## {markdown.plain(heading)}")
+            _show(opened, by_kind, f"{by} {text} {name}", name)
+
+
+def _show(opened: Store, hits: list[Hit], search: str, index: str) -> None:
+    """Show the first results as cards, and more of them on a click. index: its name, if there are two."""
     shown = st.session_state.get("shown", {}).get(search, PAGE_HITS)
     for hit in hits[:shown]:
-        _result(opened, hit)
+        _result(opened, hit, index)
     if shown < len(hits):
         more = {"shown": {search: shown + PAGE_HITS}}
         st.button(
@@ -91,22 +101,22 @@ def _show(opened: Store, hits: list[Hit], search: str) -> None:
         )
 
 
-def _result(opened: Store, hit: Hit) -> None:
-    """Show a neuron as a card, the side of the hit first."""
+def _result(opened: Store, hit: Hit, index: str) -> None:
+    """Show a neuron as a card, the side of the hit first. index: its name, if there are two."""
     name, side = str(hit.neuron), hit.polarity
     label = opened.labels.name(hit.neuron, side)
-    with st.container(border=True, key=f"result {hit}"):
+    with st.container(border=True, key=f"result {hit} {index}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.button(
                 f"**{name}**" if hit.neuron.site == "head" else f"**{name}** at {neuron_card.SIDES[side]}",
-                key=f"open {hit}",
+                key=f"open {hit} {index}",
                 type="tertiary",
                 on_click=links.open_card,
                 args=(name, side),
             )
             if label:
                 st.markdown(f"**{markdown.plain(label)}**", width="content")
-            st.caption(markdown.plain(_reasons(hit)), width="content")
+            st.caption(markdown.plain("; ".join(filter(None, (_reasons(hit), index)))), width="content")
         searched = st.session_state.get("text", "") if hit.by == "sentences" else ""
         st.html(_content(str(opened.path), opened.changed(), name, side, searched))
 
@@ -127,7 +137,7 @@ def _content(path: str, changed: int, name: str, side: str, text: str = "") -> s
         rows = opened.examples(neuron, polarity, None if phrases else SENTENCES)
         return sorted(rows, key=lambda row: not any(map(padded(row.sentence.text).__contains__, phrases)))[:SENTENCES]
 
-    with served.store(neuron.site) as opened:
+    with open_store(path) as opened:
         projection = None
         if neuron.site not in SILENT and opened.vectors.size() < LARGE:
             worded = neuron_card.words(opened, neuron, 15)

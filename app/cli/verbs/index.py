@@ -110,11 +110,12 @@ def _encoder(name: str) -> icebear.Encoder | None:
 
 
 def _status(options: Options) -> None:
-    with icebear.open_store(options.store) as store:
+    path = store_or_shipped(options.store, options.model.load, options.model.model)
+    with icebear.open_store(path) as store:
         made_with, status = store.made_with(), store.status()
-    facts = {"store": options.store, "model": made_with["model"]["name"], **made_with["index"], **status}
+    facts = {"store": path, "model": made_with["model"]["name"], **made_with["index"], **status}
     texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items()}
-    document = {**made_with, "store": options.store, "status": status}
+    document = {**made_with, "store": path, "status": status}
     show(options.json, document, *(f"{name:<18} {text}" for name, text in texts.items()))
 
 

@@ -10,7 +10,7 @@ import icebear
 from icebear.app.cli.options import ModelOptions, argument, exactly_one, named, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import annotating, waiting
-from icebear.app.cli.stores import named_or_folder_store, store_alone, store_or_shipped
+from icebear.app.cli.stores import named_or_folder_store, store_alone, store_beside, store_or_shipped
 from icebear.errors import StoreError
 from icebear.records import Neuron
 
@@ -88,8 +88,9 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
     store.neurons.statistics(wanted)
     if model and options.annotate:
         annotating(model, store, [wanted], options.top)
-    with waiting("Measuring effects") if model else nullcontext():
-        card = icebear.describe(store, wanted, model, options.top, search_vectors=True)
+    other = store_beside(options.store, store.facts.get("model"))
+    with other as beside, waiting("Measuring effects") if model else nullcontext():
+        card = icebear.describe(store, wanted, model, options.top, search_vectors=True, beside=beside)
     write_page(options.html, card.to_html)
     report = card_report(card, ("--store", options.store) if named("store") else ())
     show(options.json, card.to_dict(), report, *([] if model else [STORE_ALONE]))

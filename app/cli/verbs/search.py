@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import icebear
 from icebear.app.cli.options import argument, record, verb
 from icebear.app.cli.output import show
-from icebear.app.cli.stores import store_or_shipped
+from icebear.app.cli.stores import store_beside, store_or_shipped
+from icebear.records import Hit
 
 
 @record
@@ -23,16 +27,37 @@ def search(options: Options) -> None:
     Example:
       icebear search "Arctic ice" --store wiki.db --top 5
     """
-    from icebear.actmax import searching
-    from icebear.actmax.shipped.index_choice import store_name
     from icebear.app.cli.tables.cards import hits_report
-    from icebear.db.search import absent
 
     with icebear.open_store(store_or_shipped(options.store, lambda: icebear.load_model())) as store:
+        result, made_with = _Result.of(store, options), store.made_with()
+        with store_beside(options.store, store.facts.get("model")) as other:
+            beside = [_Result.of(other, options)] if other else []
+    document = {**made_with, **result.to_dict(), **({"beside": [row.to_dict() for row in beside]} if beside else {})}
+    show(options.json, document, *(line for row in (result, *beside) for line in hits_report(**vars(row))))
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a search of an index has."""
+
+    hits: list[Hit]
+    labels: dict[Hit, str | None]
+    absent: list[str]
+    headings: dict[str, str]
+    index: str
+
+    @classmethod
+    def of(cls, store: icebear.Store, options: Options) -> _Result:
+        from icebear.actmax import searching
+        from icebear.actmax.shipped.index_choice import store_name
+        from icebear.db.search import absent
+
         hits = searching.search(store, options.text, options.top)
-        labels, made_with = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}, store.made_with()
-        lacking, by_kind = absent(store, options.text), searching.headings(store)
-        index = f"{store_name(store)}. It holds {store.sample}"
-    rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in hits]
-    report = hits_report(hits, labels, lacking, by_kind, index)
-    show(options.json, {**made_with, "hits": rows, "absent": lacking}, *report)
+        labels = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}
+        about = f"{store_name(store)}. It holds {store.sample}"
+        return cls(hits, labels, absent(store, options.text), searching.headings(store), about)
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [{**vars(hit), "neuron": str(hit.neuron), "label": self.labels[hit]} for hit in self.hits]
+        return {"searched": self.index, "hits": rows, "absent": self.absent}

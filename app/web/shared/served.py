@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from icebear.actmax.shipped.index_choice import FOLDER_STORE, IndexChoice, choose_index
+from icebear.actmax.shipped.index_choice import FOLDER_STORE, IndexChoice, choose_index, index_beside
 from icebear.app import example
 from icebear.app.web.shared import background
 from icebear.db.store import Store, complete_facts, open_store
@@ -68,6 +68,17 @@ def store(site: str | None = None) -> Iterator[Store]:
     """Open the index for this run of the script. Raises `StoreError` if there is none."""
     with open_store(store_path(site)) as opened:
         yield opened
+
+
+@contextmanager
+def beside(opened: Store) -> Iterator[Store | None]:
+    """Open the index that is shown beside the folder's (`index_beside`), if there is one, and none was named."""
+    path = index_beside(opened.path, model_name()) if settings()["store"] is None else None
+    if path is None:
+        yield None
+        return
+    with open_store(path) as other:
+        yield other
 
 
 def has_store(site: str | None = None) -> bool:
