@@ -15,7 +15,7 @@ from icebear.lines import Line
 from icebear.render import characters, quoted
 
 if TYPE_CHECKING:
-    from icebear.concepts.answers.sources import SourceBreakdown
+    from icebear.concepts.answers.breakdown import SourceBreakdown
     from icebear.concepts.answers.what_if import WhatIf
     from icebear.concepts.nodes.controls import Ablation
     from icebear.concepts.results.result import Relevance

@@ -10,10 +10,12 @@ from .actmax.page import Card as Card
 from .actmax.shipped.shipped_index import shipped_store as shipped_store
 from .claims.check import CheckedClaims as CheckedClaims
 from .claims.check import check as check
+from .concepts.answers.breakdown import SourceBreakdown as SourceBreakdown
+from .concepts.answers.breakdown import source_breakdown as source_breakdown
 from .concepts.answers.counterfactuals import Suggestion as Suggestion
 from .concepts.answers.counterfactuals import suggest_counterfactuals as suggest_counterfactuals
-from .concepts.answers.sources import SourceBreakdown as SourceBreakdown
-from .concepts.answers.sources import source_breakdown as source_breakdown
+from .concepts.answers.sources import Sources as Sources
+from .concepts.answers.sources import sources as sources
 from .concepts.answers.units import Matrix as Matrix
 from .concepts.answers.units import matrix as matrix
 from .concepts.answers.units import units as units

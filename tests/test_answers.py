@@ -202,7 +202,7 @@ def test_units_add_up_and_cover_all():
     chat = Chat([{"role": "user", "content": "Ann is in Rome. Tom is in Oslo.\n\nSecond text. Where is Tom?"}])
     answer = model.answer(chat, max_new_tokens=12)
     result = attribute(model, answer, sites=())
-    for by in ("token", "word", "sentence", "turn", "document"):
+    for by in ("token", "word", "sentence", "message", "document"):
         parts = units(result, by)
         assert [place for unit, _ in parts for place in range(unit.start, unit.stop)] == list(range(len(result.tokens)))
         assert sum(value for _, value in parts) == pytest.approx(result.tokens.sum().item(), abs=1e-4)
@@ -213,7 +213,7 @@ def test_units_add_up_and_cover_all():
 
     assert request_of("sentence") == ["Ann is in Rome.", "Tom is in Oslo.", "Second text.", "Where is Tom?"]
     assert request_of("document") == ["Ann is in Rome. Tom is in Oslo.", "Second text. Where is Tom?"]
-    assert len(request_of("turn")) == 1
+    assert len(request_of("message")) == 1
     with pytest.raises(InputError, match="'page'"):
         units(result, "page")
 

@@ -135,7 +135,7 @@ def test_text_behind_a_chat_is_a_unit_too():
     model = MODELS["qwen"]
     answer = model.answer("<|im_start|>user\nHi<|im_end|>\nThe bear.", max_new_tokens=4)
     result = attribute(model, answer, sites=())
-    assert sum(value for _, value in units(result, "turn")) == pytest.approx(result.tokens.sum().item(), abs=1e-5)
+    assert sum(value for _, value in units(result, "message")) == pytest.approx(result.tokens.sum().item(), abs=1e-5)
     assert matrix(model, answer).rows[-1].turn == "answer"
 
 

@@ -59,7 +59,7 @@ def qwen(monkeypatch):
 def test_a_message_a_system_message_and_a_file_are_one_chat(qwen, tmp_path):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     (tmp_path / "chat.json").write_text(json.dumps(messages))
-    options = ("--units", "turn", "--max-new-tokens", "4")
+    options = ("--units", "message", "--max-new-tokens", "4")
     a = json_of("explain", QUESTION, "--system", "Be brief.", *options)
     assert a["tokens"] == json_of("explain", "--messages", str(tmp_path / "chat.json"), *options)["tokens"]
     assert [token["id"] for token in a["tokens"]][: len(qwen.ids(messages))] == qwen.ids(messages)
@@ -86,6 +86,18 @@ def test_what_is_answered_and_where_it_came_from(qwen):
     result = json_of(*request)
     assert [part["name"] for part in result["source_breakdown"]["parts"]][:2] == ["template", "context"]
     assert len(result["answer_tokens"]) == 6
+    [sentence] = [part for part in result["answer_sentences"] if part["start"] == 0]
+    assert [source["text"] for source in sorted(sentence["sources"], key=lambda row: row["start"])] == [
+        "Anna lives in Oslo. ",
+        "Tom lives in Rome. ",
+    ]
+    screen = run(*request).stdout
+    assert "Sources of the answer" not in screen
+    assert "Sources of the answer" in run(*request, "--details").stdout
+    messages = json_of(*request, "--units", "message")
+    assert [source["text"] for source in messages["answer_sentences"][0]["sources"]] == [prompt]
+    run(*request, "--units", "word", code=2)
+    run("explain", prompt, "--details", code=2)
     run(*request, "--contrast", "Rome", "--counterfactual", "Where is Tom?", code=2)
 
 
@@ -105,7 +117,7 @@ def test_steering_and_flipping_a_chat(qwen, tmp_path, monkeypatch):
 def test_a_conversation_in_the_terminal(qwen, tmp_path):
     """What it shows of the words of an answer is what `explain` does."""
     file, other = tmp_path / "said.json", "Where do ice foxes live?"
-    lines = [QUESTION, "/why l", "/why penguins", "/why l | a", "/from", "/help", ""]
+    lines = [QUESTION, "/why l", "/why penguins", "/why l | a", "/from", "/from details", "/help", ""]
     lines += [f"/why l | a | {other}", "/what", "And camels?", f"/save {file}", "/quit"]
     done = run("chat", "--max-new-tokens", "8", input="\n".join(lines) + "\n")
     answer = qwen.answer(Chat([{"role": "user", "content": QUESTION}]), max_new_tokens=8)
@@ -159,7 +171,7 @@ def test_a_conversation_shows_no_tokens_of_the_template_but_those_that_were_type
     answer = smol.answer(Chat([{"role": "user", "content": FRANCE}]), max_new_tokens=12)
     assert answer.ended
     assert f"\n{answer.text}\n" in shown
-    assert shown.count("<|im_end|>") == 3  # in the picture, in the table, in the comparison
+    assert shown.count("<|im_end|>") == 4  # in the picture, in the table, in a source, in the comparison
     assert f"\n{typed}   " in shown
     for part in ("<|im_start|>", "<|endoftext|>", "You are a helpful"):
         assert part not in shown

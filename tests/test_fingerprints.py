@@ -16,6 +16,7 @@ from icebear import (
     matrix,
     random_edit_control,
     source_breakdown,
+    sources,
     steer,
 )
 from icebear.concepts.nodes.random_controls import token_removal_control
@@ -84,6 +85,7 @@ USES = {
     "circuit": lambda m, own: circuit(m, own["answer"], counterfactual=OTHER, span=(0, 1), nodes=3),
     "matrix": lambda m, own: matrix(m, own["answer"], "token"),
     "source_breakdown": lambda m, own: source_breakdown(m, own["answer"]),
+    "sources": lambda m, own: sources(m, own["answer"]),
     "token_removal_control": lambda m, own: token_removal_control(m, own["relevance"]),
     "steer": lambda m, own: steer(m, own["recipe"]).__enter__(),
     "random_edit_control": lambda m, own: random_edit_control(m, IDS, own["recipe"], draws=2),

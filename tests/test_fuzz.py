@@ -150,6 +150,10 @@ def calls(made):
                 "number": "logit",
             },
         ),
+        "sources": (
+            icebear.sources,
+            {"model": model, "answer": made.answer, "units": "sentence", "span": None, "seed": 0, "checkpoint": None},
+        ),
         "units": (icebear.units, {"relevance": relevance, "by": "word"}),
         "project": (icebear.project, {"model": model, "neuron": "L1.ffn.3", "k": 3, "lens": "direct"}),
         "suggest": (icebear.suggest_counterfactuals, {"model": model, "prompt": PROMPT, "count": 1}),

@@ -43,14 +43,15 @@ from icebear import (
     open_store,
     project,
     random_edit_control,
+    sources,
     stages,
 )
 from icebear import result_files as files
 from icebear.claims.check import check
 from icebear.claims.claim import Claim
 from icebear.claims.kinds.predictions import AnswerClaim
+from icebear.concepts.answers.breakdown import source_breakdown
 from icebear.concepts.answers.restoring import Restoring
-from icebear.concepts.answers.sources import source_breakdown
 from icebear.concepts.answers.units import matrix
 from icebear.concepts.methods.gradients import IntegratedGradients
 from icebear.concepts.results.ranking import Ranking
@@ -139,6 +140,7 @@ RESULTS = {
     "sources": lambda model, base: source_breakdown(
         model, model.answer(PROMPT, max_new_tokens=4), counterfactual=OTHER
     ),
+    "measured sources": lambda model, base: sources(model, model.answer("Ice. Bears. Cold", max_new_tokens=4)),
     "a matrix": lambda model, base: matrix(model, model.answer(PROMPT, max_new_tokens=4), by="token"),
     "claims": lambda model, base: check(model, [Claim(AnswerClaim(PROMPT, "a"), 0.4, 0.3)]),
     "stage shares": lambda model, base: stages(model, **STAGED).transfer("ice bear", "icy bear"),

@@ -13,7 +13,7 @@ from icebear.app.web.shared import explanations, jobs, links, markdown, served, 
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.shared.explanations import answered, explained_words
-from icebear.concepts.answers.sources import SourceBreakdown, SourcePart, part_names, source_breakdown
+from icebear.concepts.answers.breakdown import SourceBreakdown, SourcePart, part_names, source_breakdown
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
 from icebear.explanation.sentences import through_text

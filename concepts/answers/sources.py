@@ -1,176 +1,153 @@
-"""The source breakdown: how much of an answer came from the context, the question and the answer's own start.
+"""Where an answer came from: its log-probability without each source of the context (context attribution).
 
-CP-LRP relevance of tokens (positive and negative) and biases adds up to the explained number. The share that passes
-through FFN neurons is a second decomposition of the same number.
+1. Relevance orders: CP-LRP of each sentence of the answer, summed over the tokens of each source; one forward pass, and
+   a backward pass each.
+2. Removal measures: the first eight sources are taken out of the conversation, one at a time. The conversation is
+   tokenized anew; the answer keeps its tokens. A change is the log-probability without minus with the source.
+3. The three largest losses are also removed together, and everything but these three.
+4. Control: four random others, one at a time, and three of them together.
+5. Where three lose more together than one at a time, each is left alone: they may stand in for each other.
+
+References: context attribution, and the log-probability that a removal loses: Cohen-Wang et al. 2024 (ContextCite),
+arXiv 2409.00729. CP-LRP: Ali et al. 2022, arXiv 2202.07304.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from icebear.concepts.answers.units import Unit, units_of
-from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.request import ObjectiveName, row_of_answer
-from icebear.concepts.methods.attnlrp import CP_LRP
-from icebear.concepts.nodes.controls import nodes_of
-from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neuron_recorders import BlockedNeurons
-from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.concepts.results.result import Relevance
+from markupsafe import Markup
+
+from icebear.concepts.answers import source_sentences
+from icebear.concepts.answers.removals import check_causal
+from icebear.concepts.answers.source_measurement import Measurement, OnExpected, request_of_sources
+from icebear.concepts.answers.source_records import DroppedText, SourceEffect, SourcesRecord
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import Token, objective_of
 from icebear.models.text.answer import Answer, Span
-from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest
-from icebear.records import InNotebooks
-from icebear.result_files import SavedResult
-from icebear.values import typed
-
-
-@dataclass(frozen=True)
-class SourcePart:
-    """A part of the prompt, the sums of the positive and negative relevance of its tokens, in logits, and its text."""
-
-    name: str
-    positive: float
-    negative: float
-    text: str
-
-    @property
-    def total(self) -> float:
-        return self.positive + self.negative
+from icebear.models.text.chat import Chat
+from icebear.models.text.splitting import UNITS
+from icebear.render import page, render
+from icebear.steps import OnProgress, unwatched
+from icebear.values import one_of, seed_of, typed
 
 
 @dataclass(frozen=True, repr=False)
-class SourceBreakdown(SavedResult, InNotebooks):
-    """How much each part of the prompt contributed to the explained number."""
+class Sources(SourcesRecord):
+    """What each sentence of an answer hangs on, measured."""
 
-    text: str
-    target: float
-    """The explained number, in logits: the sum of all parts, `biases` and `remainder`."""
-    parts: tuple[SourcePart, ...]
-    biases: float
-    through_ffn: float
-    """The share that passes through FFN neurons: relevance of the tokens minus that with all FFN neurons blocked."""
-    drop: float | None
-    """The share that is lost when all FFN neurons take their counterfactual values; None without a counterfactual."""
-    relevance: Relevance = field(repr=False, compare=False)
-    """The relevance of the tokens that the parts sum up."""
+    def __str__(self) -> str:
+        return "\n".join(map(str, source_sentences.source_lines(self)))
 
-    @property
-    def remainder(self) -> float:
-        return self.target - self.biases - sum(part.total for part in self.parts)
+    def to_html(self) -> str:
+        """Return a page."""
+        return str(page("Where the answer came from", self._fragment()))
 
-    def to_dict(self) -> dict[str, Any]:
-        values = {name: value for name, value in vars(self).items() if name != "relevance"}
-        return {**values, "parts": [vars(part) for part in self.parts], "remainder": self.remainder}
+    def _repr_html_(self) -> str:
+        return str(self._fragment())
+
+    def _fragment(self) -> Markup:
+        return render("icebear.concepts/sources.html", lines=source_sentences.source_lines(self), result=self)
 
 
 @typed
-def source_breakdown(
+def sources(
     model: Model,
-    answer: Answer,
+    answer: Answer | Chat,
+    units: str = "sentence",
     span: Span | None = None,
-    counterfactual: PromptLike | None = None,
+    seed: int = 0,
     checkpoint: bool | None = None,
-    contrast: Token | None = None,
-    number: ObjectiveName = "logit",
-) -> SourceBreakdown:
-    """Measure how much of an answer came from the context, the question and the answer's own start.
+    on_progress: OnProgress = unwatched,
+    on_expected: OnExpected | None = None,
+) -> Sources:
+    """Measure which sentences of the context an answer hangs on: what it loses without each of them.
 
-    The question is the last sentence of the last user message (or of a plain prompt), and the context is what comes
-    before it in this message. Earlier messages, sinks and the tokens of a chat's template are parts of their own.
+    The sources are sentences, list items, table rows, lines of code and members of JSON in all messages before the
+    answer. A question at the end of the last message stays. Ctrl-C ends the measurement and keeps what is measured.
 
     Parameters
     ----------
     model : Model
-    answer : Answer
+        A causal language model.
+    answer : Answer or Chat
+        An answer of `Model.answer`; or a chat whose last message is the answer, which any model may have written.
+    units : str
+        What is removed: ``sentence``, ``message`` or ``document`` (parts between empty lines).
     span : (int, int) or str, optional
-        The tokens [i, j) of the answer, or a phrase of it. Default: the whole answer.
-    counterfactual : prompt, optional
-        Also measure `SourceBreakdown.drop`.
+        The tokens [i, j) of the answer, or a phrase of it. Default: each of its sentences.
+    seed : int
+        Of the random sources.
     checkpoint : bool, optional
-        Keep one residual stream per layer and recompute the rest. Default: from 2,048 tokens on.
-    contrast : str or int, optional
-        Explain the difference to this token or phrase, as `attribute` does: each part is what it contributes to the
-        span minus what it contributes to the contrast.
-    number : str
-        ``logit`` or ``log-odds``, see `icebear.concepts.attribution.request.AttributeOptions`; without a contrast.
+        Recompute layers in the backward pass. Default: from 2,048 tokens on.
+    on_progress : callable
+        Called with (done, total) passes.
+    on_expected : callable, optional
+        Called with the expected seconds when the model has read the conversation once.
 
     Returns
     -------
-    SourceBreakdown
+    Sources
+        Changes of log-probability in nats, with random sources as their control.
 
     Raises
     ------
     InputError
-        If the answer is of another model or has no such span, or there is a counterfactual and a contrast.
+        If the answer is empty or of another model, has no such span, or no source is before it.
 
     References
     ----------
-    CP-LRP: Ali et al. 2022, arXiv 2202.07304.
+    Cohen-Wang et al. 2024 (ContextCite), arXiv 2409.00729; Ali et al. 2022 (CP-LRP), arXiv 2202.07304.
     """
-    if counterfactual is not None and contrast is not None:
-        raise InputError("Give a counterfactual or a contrast, not both.")
-    answer.check(model)
-    start, stop = answer.token_range(span)
-    options: dict[str, Any] = {"number": number if contrast is None else None, "checkpoint": checkpoint}
-    relevance = attribute(model, answer, contrast=contrast, span=(start, stop), method=CP_LRP, sites=(), **options)
-    drop = None
-    if counterfactual is not None:
-        explained, other = answer.ids[start:stop], Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
-        compared = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))
-        complete, without = nodes_of(model, compared).extremes
-        drop = (complete - without) / complete
-    target = relevance.sums.target
-    past = _past_ffn(model, row_of_answer(model, answer, (start, stop), contrast, None), relevance, checkpoint)
-    through = (relevance.sums.tokens - past) / target if target else 0.0
-    text = "".join(answer.token_strings[start:stop])
-    return SourceBreakdown(text, target, _parts(relevance), relevance.sums.biases, through, drop, relevance)
+    one_of(units, "unit", UNITS)
+    seed_of(seed)
+    check_causal(model)
+    request = request_of_sources(model, answer, units, span)
+    measured = Measurement(model, request, seed)
+    is_complete = True
+    try:
+        measured.measure(checkpoint, on_progress, on_expected)
+    except KeyboardInterrupt:
+        if not measured.changes:
+            raise
+        is_complete = False
+    context, written = request.context, request.answer.model is not None
+    dropped = tuple(DroppedText(source.role, source.message, source.text) for source in request.dropped)
+    return Sources(
+        sentences=tuple(measured.sentence(number) for number in range(len(request.spans))),
+        units=units,
+        count=len(request.sources),
+        question=context.question.text.strip() if context.question else "",
+        dropped=dropped,
+        reader="" if written else model.name,
+        is_complete=is_complete,
+        made_with=model.made_with,
+    )
 
 
-def _parts(relevance: Relevance) -> tuple[SourcePart, ...]:
-    """Return the sums of the relevance of tokens over the parts of the prompt, and over the start of a contrast."""
-    names, contrast = part_names(relevance), relevance.contrast_phrase
-    tokens = list(zip(names, relevance.tokens.tolist(), relevance.prompt.strings, strict=True))
-    if contrast:
-        values = zip((-contrast.tokens).tolist(), contrast.strings, strict=True)
-        tokens += [("the contrast's own start", value, text) for value, text in values]
-    parts = []
-    for name in dict.fromkeys(name for name, _, _ in tokens):
-        part_tokens = [(value, text) for token_name, value, text in tokens if token_name == name]
-        signs = ([value for value, _ in part_tokens if (value > 0) is sign] for sign in (True, False))
-        positive, negative = (sum(values, 0.0) for values in signs)
-        parts.append(SourcePart(name, positive, negative, "".join(text for _, text in part_tokens)))
-    return tuple(parts)
+def effect_of_source(
+    model: Model,
+    answer: Answer | Chat,
+    message: int,
+    at: int,
+    units: str = "sentence",
+    span: Span | None = None,
+    seed: int = 0,
+) -> SourceEffect:
+    """Measure what one sentence of the context, or another unit, did to each sentence of an answer.
 
-
-def _past_ffn(model: Model, row: PromptRequest, relevance: Relevance, checkpoint: bool | None) -> float:
-    """Return the sum of the CP-LRP relevance of tokens that passes through no FFN neuron."""
-    kind, sums = relevance.run.objective.kind, []
-    contrast = row.contrast_phrase or (None if row.contrast is None else (row.contrast,))
-    for ids in filter(None, (row.answer, contrast)):
-        target, inputs = objective_of(model, [row.prompt], target_text=[ids], kind=kind), Inputs()
-        ffn = BlockedNeurons("ffn")
-        forward_backward(model, Logits(target), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
-        sums.append(inputs.relevance()[0].sum().item())
-    return sums[0] - sum(sums[1:])
-
-
-def part_names(relevance: Relevance) -> list[str]:
-    """Return the name of the part that each token belongs to."""
-    parts = units_of(relevance.prompt.strings, relevance.prompt.turns, relevance.prompt.answer_start, "sentence")
-    users = [part for part in parts if not part.template and part.turn.startswith(("user", "prompt"))]
-    last = [part for part in users if part.turn == users[-1].turn] if users else []
-
-    def name(part: Unit) -> str:
-        if part.template:
-            return "template"
-        if part in last:
-            return "question" if part == last[-1] else "context"
-        return "the answer's own start" if part.turn == "answer" else part.turn
-
-    named = [name(part) for part in parts for _ in range(part.start, part.stop)]
-    sinks = relevance.prompt.sinks
-    return ["sinks" if position in sinks and label != "template" else label for position, label in enumerate(named)]
+    message, at: the index of its message, and a character of its text. Random other sources are the control. Raises
+    `InputError` where there is no such source, or the model did not read it.
+    """
+    check_causal(model)
+    request = request_of_sources(model, answer, units, span, with_question=True)
+    every = request.sources
+    index = next((i for i, x in enumerate(every) if x.message == message and x.start <= at < x.stop), None)
+    if index is None:
+        raise InputError(f"Message {message} has no {units} at character {at} that the model read; choose another.")
+    measured = Measurement(model, request, seed)
+    others = measured.drawn(0, [number for number in range(len(every)) if number != index])
+    measured.read()
+    measured.remove(frozenset([number]) for number in (index, *others))
+    sentences = tuple(measured.affected(number, index, others) for number in range(len(request.spans)))
+    return SourceEffect(every[index].role, every[index].text, message, sentences)

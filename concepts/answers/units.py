@@ -1,4 +1,4 @@
-"""Relevance of tokens summed over words, sentences, turns and documents; the same for each sentence of an answer."""
+"""Relevance of tokens summed over words, sentences, messages and documents; the same for each sentence of an answer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.passes.inputs import Inputs, Stream
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.results.result import Relevance
-from icebear.errors import InputError, need
+from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Turn
+from icebear.models.text.splitting import covering
 from icebear.records import InNotebooks
 from icebear.result_files import SavedResult
 from icebear.values import one_of, shown, typed
@@ -49,7 +50,7 @@ def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]
     ----------
     relevance : Relevance
     by : str
-        ``token``, ``word``, ``sentence``, ``turn`` or ``document`` (parts between empty lines).
+        ``token``, ``word``, ``sentence``, ``message`` or ``document`` (parts between empty lines).
 
     Returns
     -------
@@ -116,25 +117,11 @@ def _cuts(pieces: Sequence[str], split: Callable[[str], list[str]], start: int) 
     return [start + index for index in range(1, len(where)) if where[index] > where[index - 1]]
 
 
-def _sentences(text: str) -> list[str]:
-    """Split a text into sentences with their trailing spaces."""
-    need("index")
-    from sentencex import segment
-
-    sentences: list[str] = []
-    for part in segment("en", text):
-        if sentences and not part.strip():
-            sentences[-1] += part
-        else:
-            sentences.append(part)
-    return sentences
-
-
 SPLIT: dict[str, Callable[[str], list[str]]] = {
     "token": list,
     "word": re.compile(r"\s*\S+|\s+").findall,
-    "sentence": _sentences,
-    "turn": lambda text: [text],
+    "sentence": covering,
+    "message": lambda text: [text],
     "document": re.compile(r"(?s).+?(?:\n\s*\n|$)").findall,
 }
 
@@ -176,7 +163,7 @@ def matrix(
     answer : Answer
         An answer of `Model.answer`.
     by : str
-        The unit of rows and columns: ``token``, ``word``, ``sentence``, ``turn`` or ``document``.
+        The unit of rows and columns: ``token``, ``word``, ``sentence``, ``message`` or ``document``.
     method : AttnLRP
         The relevance rules.
     checkpoint : bool, optional
@@ -206,22 +193,31 @@ def matrix(
         raise InputError(
             "The answer has only tokens of the chat template; give a prompt that the model answers with text."
         )
+    values = span_relevance(model, ids, [(row.start, row.stop) for row in rows], method, checkpoint)
+    return Matrix(tuple(rows), tuple(parts), summed(values, parts), method)
+
+
+def span_relevance(
+    model: Model, ids: list[int], spans: Sequence[tuple[int, int]], method: AttnLRP, checkpoint: bool | None = None
+) -> Tensor:
+    """Return the relevance (spans, T) of all tokens for the sum of the logits of each span of tokens, by one forward
+    pass and a backward pass each."""
     inputs, stream = _InputsOfEachPass(), Stream(model, model.read_ids([ids]))
-    forward_backward(model, _UnitLogits(ids, rows), [inputs, stream], method, checkpoint=checkpoint)
-    return Matrix(tuple(rows), tuple(parts), summed(torch.stack(inputs.passes), parts), method)
+    forward_backward(model, _SpanLogits(ids, spans), [inputs, stream], method, checkpoint=checkpoint)
+    return torch.stack(inputs.passes)
 
 
-class _UnitLogits(Target):
-    """For each unit the sum of the logits of its tokens, each where it is predicted."""
+class _SpanLogits(Target):
+    """For each span the sum of the logits of its tokens, each where it is predicted."""
 
-    def __init__(self, ids: list[int], units: Sequence[Unit]) -> None:
-        self.ids, self.units = ids, units
+    def __init__(self, ids: list[int], spans: Sequence[tuple[int, int]]) -> None:
+        self.ids, self.spans = ids, spans
 
     def numbers(self, model: Model) -> list[Tensor]:
-        start = self.units[0].start
+        start = min(start for start, _ in self.spans)
         logits = model.logits(model.read_ids([self.ids]), list(range(start - 1, len(self.ids) - 1)))[0]  # (P, V)
         token_logits = logits[range(len(logits)), self.ids[start:]]
-        return [token_logits[unit.start - start : unit.stop - start].sum()[None] for unit in self.units]
+        return [token_logits[begin - start : end - start].sum()[None] for begin, end in self.spans]
 
 
 class _InputsOfEachPass(Inputs):

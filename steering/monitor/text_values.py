@@ -15,15 +15,15 @@ from icebear.steering.concept.reading import counts
 from icebear.steps import OnProgress, unwatched
 
 Unit = Literal["sentence", "token", "message"]
-UNITS = {"sentence": "sentence", "token": "token", "message": "turn"}
-"""What the value of a text is the largest of: unit -> its name in `icebear.concepts.answers.units`."""
+UNITS = ("sentence", "token", "message")
+"""What the value of a text is the largest of."""
 
 
 def unit_values(
     pieces: Sequence[str], values: np.ndarray, counted: np.ndarray, unit: str
 ) -> list[tuple[int, int, float]]:
     """Return (start, stop, mean of the values (T,) that count) of each unit of a text in which a token counts."""
-    spans = [(part.start, part.stop) for part in units_of(pieces, (), None, UNITS[unit])]
+    spans = [(part.start, part.stop) for part in units_of(pieces, (), None, unit)]
     return [
         (start, stop, float(values[start:stop][counted[start:stop]].mean()))
         for start, stop in spans

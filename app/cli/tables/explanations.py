@@ -20,8 +20,8 @@ from icebear.render import normalized, quoted, visible
 
 if TYPE_CHECKING:
     import icebear
+    from icebear.concepts.answers.breakdown import SourceBreakdown
     from icebear.concepts.answers.restoring import ExplainedChanges
-    from icebear.concepts.answers.sources import SourceBreakdown
     from icebear.concepts.answers.units import Matrix, Unit
 
 LONG = 240

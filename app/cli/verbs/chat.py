@@ -27,7 +27,8 @@ OnTokens = Callable[[list[int]], None]
 
 HELP = """/why WORDS [| CONTRAST]          show the tokens and neurons that contributed to words of the last answer
 /why WORDS | CONTRAST | MESSAGE  show how the first word is computed, compared with the answer to another message
-/from                            show how much of it came from the context, the question and its own words
+/from [WORDS]                    measure which sentences of the conversation it hangs on, or words of it
+/from details                    show how much of it came from the context, the question and its own words
 /monitors                        show what --monitor read in the last message and its answer, token by token
 /save FILE                       save the conversation as JSON, for --messages
 /quit                            stop"""
@@ -120,7 +121,6 @@ class _Conversation:
             self.recipe.check(self.model)
 
     def read(self, line: str) -> None:
-        from icebear.app.cli.tables.explanations import origins_report
         from icebear.app.cli.tables.steering import verdicts_report
 
         command, _, rest = line.partition(" ")
@@ -138,7 +138,7 @@ class _Conversation:
             words = phrase or "0:1", contrast or None
             self.console.print(self._compared(*words, other) if other else self._why(*words))
         elif command == "/from":
-            self.console.print(origins_report(icebear.source_breakdown(self.model, self._answer())))
+            self.console.print(self._sources(rest))
         elif command == "/monitors":
             self.console.print(verdicts_report(self.verdicts[-2 * len(self.monitors) :]))
         else:
@@ -208,6 +208,16 @@ class _Conversation:
         if self.last is None:
             raise InputError("There is no answer yet; send a message first.")
         return self.last
+
+    def _sources(self, words: str) -> Any:
+        """Measure what the last answer, or words of it, hangs on; of `details`, how much came from where."""
+        from icebear.app.cli.sourcing import measured_sources
+        from icebear.app.cli.tables.explanations import origins_report, screen
+        from icebear.concepts.answers.source_sentences import source_lines
+
+        if words == "details":
+            return origins_report(icebear.source_breakdown(self.model, self._answer()))
+        return screen(source_lines(measured_sources(self.model, self._answer(), span=words or None)))
 
     def _why(self, phrase: str, contrast: str | None) -> Group:
         from rich.console import Group

@@ -31,8 +31,12 @@ class Options:
     position: Any
     top: int = option("Number of neurons to rank; a screen of stages shows none.", default=10, type="count")
     sources: bool = option(
-        "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
-        "earlier words."
+        "Generate an answer. Measure which sentences of the context it hangs on: each is removed, next to random ones."
+    )
+    details: bool = option(
+        "With --sources, also show the relevance of tokens and neurons, and how much came from the template, the "
+        "context, the question and the answer's earlier words.",
+        advanced=True,
     )
     store: str
     html: str | None
@@ -43,8 +47,10 @@ class Options:
         type="file",
         advanced=True,
     )
-    units: Literal["word", "sentence", "turn", "document"] | None = option(
-        "Sum the relevance of tokens by word, sentence, ...", show_default="token", advanced=True
+    units: Literal["word", "sentence", "message", "document"] | None = option(
+        "Sum the relevance of tokens by word, sentence, ...; with --sources, what is removed (no word).",
+        show_default="token; sentence with --sources",
+        advanced=True,
     )
     paraphrase: tuple[tuple[str, str], ...] = option(
         "Also measure the heads and neurons that compute the answer on another pair of prompts. You can give this "
@@ -84,6 +90,8 @@ def explain(options: Options) -> None:
         return _explain_task(options.file, options)
     attribution = _checked(options)
     model, arguments = attribution.arguments(options.model)
+    if options.sources:
+        return _explain_sources(options, model, arguments)
     from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
     from icebear.explanation.sentences import chosen_sentence
 
@@ -99,17 +107,13 @@ def explain(options: Options) -> None:
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict() | answered
     units = icebear.units(relevance, options.units) if options.units else []
-    has_tables = not explanation.stages and (options.units or options.sources or not explanation.random_effects)
+    has_tables = not explanation.stages and (options.units or not explanation.random_effects)
     report = explanation_report if has_tables else explanation_screen
     tables: list[Any] = [*about, report(explanation, units_table(units) if units else None)]
     if chosen:
         document["chosen_counterfactual"] = {**chosen.to_dict(), "text": chosen.text}
     if units:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
-    if options.sources:
-        parts, reports = _sources(model, arguments)
-        document |= parts
-        tables += reports
     show(options.json, document, *tables)
     if options.claim:
         from icebear.claims.kinds.predictions import of_explanation
@@ -219,19 +223,42 @@ def _transfers(
     return tuple((prompt, stages.transfer(prompt, other)) for prompt, other in pairs) if stages else ()
 
 
-def _sources(model: icebear.Model, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Return how much of an answer came from where, as a document and as tables."""
-    from icebear.app.cli.tables.explanations import matrix_report, origins_report, probabilities
+def _explain_sources(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> None:
+    """Measure what an answer hangs on; the breakdown of its relevance is in JSON, and on the screen with --details."""
+    from icebear.app.cli.sourcing import measured_sources
+    from icebear.app.cli.tables.explanations import probabilities, screen
+    from icebear.concepts.answers.source_sentences import source_lines
 
+    answer, span = arguments["prompt"], options.attribution.span
+    chosen = None if span == "all" else span
+    measured = measured_sources(model, answer, units=options.units or "sentence", span=chosen)
+    write_page(options.html, measured.to_html)
+    document, tables = measured.to_dict(), [probabilities(answer), "", screen(source_lines(measured))]
+    if options.json or options.details:
+        parts, reports = _breakdown(options, model, arguments)
+        document, tables = {**parts, **document}, [*tables, *reports]
+    show(options.json, document, *tables)
+    if options.claim:
+        from icebear.claims.kinds.answers import SourceClaim
+
+        claim(options.claim, model, lambda: SourceClaim.of(measured, answer))
+
+
+def _breakdown(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Return the relevance of tokens and neurons, and how much of an answer came from where, as a document and as
+    tables."""
+    from icebear.app.cli.tables.explanations import explanation_report, matrix_report, origins_report
+
+    explanation = _explained(options, model, arguments)
     answer, checkpoint = arguments["prompt"], arguments["checkpoint"]
     compared = arguments["counterfactual"], checkpoint, arguments["contrast"]
     origins = icebear.source_breakdown(model, answer, arguments["span"], *compared)
     sentences = icebear.matrix(model, answer, checkpoint=checkpoint)
     tokens = zip(answer.ids, answer.token_strings, answer.probabilities, strict=True)
     rows = [{"id": id, "text": text, "probability": share} for id, text, share in tokens]
-    document = {"answer": answer.text, "ended": answer.ended, "answer_tokens": rows}
+    document = {**explanation.to_dict(), "answer": answer.text, "ended": answer.ended, "answer_tokens": rows}
     document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
-    return document, [probabilities(answer), origins_report(origins), matrix_report(sentences)]
+    return document, [explanation_report(explanation), origins_report(origins), matrix_report(sentences)]
 
 
 def _explain_task(file: str, options: Options) -> None:
@@ -277,6 +304,10 @@ def _checked(options: Options) -> AttributionOptions:
     exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
     if options.png and not attribution.image:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
+    if options.sources and options.units == "word":
+        raise click.UsageError("--sources removes sentences, messages or documents; give one of these as --units.")
+    if options.details and not options.sources:
+        raise click.UsageError("--details shows more of --sources; add --sources.")
     if options.sources and pairs > 1:
         raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs and attribution.contrast:

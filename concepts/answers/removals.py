@@ -1,0 +1,130 @@
+"""The log-probability of an answer after changed prompts. Passes share the longest common beginning.
+
+1. A cache holds keys and values of the unchanged prompt and its answer.
+2. Changed prompts are read in the order of their first difference, the last one first: the cache is cut there, and what
+   comes behind is read. So a token of the unchanged prompt is read once, and there is a single cache.
+3. A model whose cache cannot be cut, because it keeps a state or a window, reads each prompt from its beginning; this
+   is measured with a few tokens.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from icebear.errors import InputError
+from icebear.models.model import Model, not_nan
+
+CHUNK = 512
+"""Tokens that are read in one step: attention needs memory for each pair of them and the tokens before."""
+CHECKED = 8
+"""Tokens by which sharing is measured."""
+
+
+class Removals:
+    """Passes over an answer after a prompt, and after changed prompts.
+
+    Parameters
+    ----------
+    model : Model
+        A causal language model.
+    prompt, answer
+        Token ids.
+    """
+
+    def __init__(self, model: Model, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        self.model, self.prompt, self.answer = model, list(prompt), list(answer)
+        self.shares = _shares(model)
+        self.seconds = 0.0
+        """Spent in passes."""
+        self.tokens_read = 0
+        self._cache = DynamicCache()
+
+    def log_probabilities(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
+        """Yield (index, log-probability (S,) of each token of the answer) for each prompt, in the order of passes."""
+        shared = [self.shared(prompt) for prompt in prompts]
+        for index in sorted(range(len(prompts)), key=lambda index: -shared[index]):
+            begun = time.perf_counter()
+            yield index, self._pass(list(prompts[index]), shared[index])
+            self.seconds += time.perf_counter() - begun
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens at the beginning are those of the unchanged prompt; its last token is read again."""
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(self.prompt, prompt, strict=False))
+        return min(sum(1 for _ in equal), len(prompt) - 1) if self.shares else 0
+
+    def expected_seconds(self, prompts: Sequence[Sequence[int]]) -> float:
+        """Return how long the passes over some prompts will take, by those that were made."""
+        count = sum(len(prompt) + len(self.answer) - self.shared(prompt) for prompt in prompts)
+        return count * self.seconds / self.tokens_read if self.tokens_read else 0.0
+
+    @torch.no_grad()
+    def _pass(self, prompt: list[int], shared: int) -> Tensor:
+        if not self.shares:
+            self.tokens_read += len(prompt) + len(self.answer)
+            logits = self.model.continuation_logits(prompt, self.answer)
+            return logits.log_softmax(-1)[range(len(self.answer)), self.answer].cpu()
+        with self.model.lock:
+            _cut(self._cache, shared)
+            self._read(self.prompt[self._cache.get_seq_length() : shared])  # of an earlier pass that was further ahead
+            self._read(prompt[shared:-1])
+            rows, ids = [], [prompt[-1], *self.answer[:-1]]
+            for start in range(0, len(ids), CHUNK):
+                logits = self._step(ids[start : start + CHUNK], CHUNK)
+                wanted = torch.tensor(self.answer[start : start + CHUNK], device=logits.device)
+                rows.append(not_nan(logits.float()).log_softmax(-1).gather(-1, wanted[:, None])[:, 0])
+            _cut(self._cache, shared)
+        return torch.cat(rows).cpu()
+
+    def _read(self, ids: Sequence[int]) -> None:
+        for start in range(0, len(ids), CHUNK):
+            self._step(ids[start : start + CHUNK], 1)
+
+    def _step(self, ids: Sequence[int], keep: int) -> Tensor:
+        """Read tokens behind the cache. Return the logits (n, V) of the last `keep` of them at most."""
+        self.tokens_read += len(ids)
+        return _logits(self.model, ids, self._cache, keep)
+
+
+def _logits(model: Model, ids: Sequence[int], cache: DynamicCache, keep: int) -> Tensor:
+    read = torch.tensor([list(ids)], device=model.device)
+    names = inspect.signature(type(model.net).forward).parameters
+    options = {"logits_to_keep": keep} if "logits_to_keep" in names else {}
+    return model.net(input_ids=read, past_key_values=cache, use_cache=True, **options).logits[0, -keep:]
+
+
+def _cut(cache: DynamicCache, length: int) -> None:
+    """Cut a cache to its first tokens."""
+    extra = cache.get_seq_length() - length
+    if extra > 0:
+        cache.crop(-extra)
+
+
+@torch.no_grad()
+def _shares(model: Model) -> bool:
+    """Return whether a cache that was cut gives the logits of a pass from the beginning."""
+    count = model.config.vocab_size
+    ids = [(7 * at + 3) % count for at in range(CHECKED)]
+    half, cache = CHECKED // 2, DynamicCache()
+    try:
+        with model.lock:
+            wanted = _logits(model, ids, DynamicCache(), 1)
+            _logits(model, [*ids[:half], *ids[:half]], cache, 1)
+            _cut(cache, half)
+            logits = _logits(model, ids[half:], cache, 1)
+    except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False  # another kind of cache
+    close = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    return bool((logits - wanted).abs().max() <= close * wanted.abs().max())
+
+
+def check_causal(model: Model) -> None:
+    """Raise `InputError` for a model that writes no answer token by token."""
+    if not (model.task.is_causal and model.task.generates):
+        raise InputError(f"{model.name} does not continue a prompt, so that its answers have no sources to remove.")

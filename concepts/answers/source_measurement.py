@@ -1,0 +1,291 @@
+"""The removals that `sources` measures: which sources there are, in which order they are removed, and what changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.answers.removals import Removals
+from icebear.concepts.answers.source_records import (
+    SHOWN_SOURCES,
+    AffectedSentence,
+    MeasuredSource,
+    RandomRemovals,
+    SourcedSentence,
+    StandIn,
+    losses,
+)
+from icebear.concepts.answers.units import span_relevance, units_of
+from icebear.concepts.methods.attnlrp import CP_LRP
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.text.answer import Answer, Span, answer_of
+from icebear.models.text.chat import Chat
+from icebear.models.text.context import Context, ContextSource
+from icebear.steps import OnProgress, counting
+from icebear.values import shown
+
+REMOVED_SOURCES = 8
+"""The sources of a sentence of the answer that are removed: those with the largest relevance."""
+RANDOM_SOURCES = 4
+"""Removed one at a time as the control."""
+TOGETHER = 1.5
+"""Sources stand in for each other where they lose so many times the sum of their single losses together."""
+SUFFICES = 0.1
+"""One of them suffices if, with it alone, at most this share of their joint loss is lost."""
+
+Removed = frozenset[int]
+"""The sources that are removed together, by their index."""
+OnExpected = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class SourcesRequest:
+    """What is measured: an answer, its spans of tokens, and the sources before it."""
+
+    answer: Answer
+    spans: tuple[tuple[int, int], ...]
+    context: Context
+    sources: tuple[ContextSource, ...]
+    """Those that the model reads."""
+    tokens: tuple[tuple[int, int], ...]
+    """Of each source."""
+    dropped: tuple[ContextSource, ...]
+
+    def without(self, removed: Iterable[int]) -> Chat | str:
+        """Return what is read without some sources, by their index."""
+        return self.context.without([self.sources[index] for index in removed])
+
+
+def is_empty(prompt: Chat | str) -> bool:
+    """Return whether nothing is left of a text."""
+    return isinstance(prompt, str) and not prompt.strip()
+
+
+def request_of_sources(
+    model: Model, answer: Answer | Chat, units: str, span: Span | None, with_question: bool = False
+) -> SourcesRequest:
+    """Find the sources in what was read before an answer. with_question: what the user asked is a source too.
+
+    Raises `InputError` if the answer is empty or of another model, has no such span, or no source is before it.
+    """
+    if isinstance(answer, Chat):
+        answer = answer_of(model, answer, len(answer.messages) - 1)
+    if not isinstance(answer, Answer):
+        raise InputError(f"{shown(answer)} is not an answer; get one from Model.answer, or pass a Chat that ends so.")
+    answer.check(model)
+    if not answer.ids:
+        raise InputError("The answer is empty, so there is nothing to explain; give another prompt.")
+    context = Context.of(answer.question or _text(model, answer), units)
+    pieces, readable, tokens, dropped = model.pieces(answer.prompt_ids), [], [], []
+    question = [context.question] if with_question and context.question else []
+    for source in [*context.sources, *question]:
+        left = context.without([source])
+        if is_empty(left):
+            continue  # a prompt has at least one token
+        without = model.ids(left)
+        if without == list(answer.prompt_ids):
+            dropped.append(source)
+        else:
+            readable.append(source)
+            tokens.append(_gone(answer.prompt_ids, without, pieces, source.text))
+    if not readable:
+        raise InputError(
+            "There is no source before the answer: the prompt has only the question. Give a text or a conversation "
+            "that it is about."
+        )
+    spans = [answer.token_range(span)] if span is not None else _spans(answer)
+    return SourcesRequest(answer, tuple(spans), context, tuple(readable), tuple(tokens), tuple(dropped))
+
+
+def _text(model: Model, answer: Answer) -> str:
+    """Return the plain prompt of an answer as a text. Raises `InputError` if it does not have the same tokens."""
+    special, pieces = model.special_ids(), model.pieces(answer.prompt_ids)
+    written = "".join(piece for token, piece in zip(answer.prompt_ids, pieces, strict=True) if token not in special)
+    for text in (written, written.removeprefix(" ")):  # which some tokenizers add
+        if text.strip() and model.reads_any_text and model.ids(text) == list(answer.prompt_ids):
+            return text
+    raise InputError("This prompt is not a text that can be tokenized anew; pass a text or a Chat to Model.answer.")
+
+
+def _gone(ids: Sequence[int], without: Sequence[int], pieces: Sequence[str], text: str) -> tuple[int, int]:
+    """Return the tokens [start, stop) of ids that are not in `without`, where the text begins with them.
+
+    Where the same tokens stand before and behind what is gone, several spans are possible.
+    """
+    shortest = min(len(ids), len(without))
+    start = next((at for at in range(shortest) if ids[at] != without[at]), shortest)
+    behind = next((at for at in range(shortest - start) if ids[-1 - at] != without[-1 - at]), shortest - start)
+    stop = len(ids) - behind
+    for moved in range(start + 1):
+        begin, end = start - moved, stop - moved
+        if text.strip().startswith("".join(pieces[begin:end]).strip()[: len(text.strip())]):
+            return begin, end
+        if ids[begin - 1] != ids[end - 1]:
+            break
+    return start, stop
+
+
+def _spans(answer: Answer) -> list[tuple[int, int]]:
+    """Return the tokens of each sentence of an answer."""
+    parts = units_of(answer.token_strings, (), None, "sentence")
+    return [(part.start, part.stop) for part in parts if part.text.strip()] or [(0, len(answer.ids))]
+
+
+class Measurement:
+    """The changes that are measured, in the order of the file's docstring."""
+
+    def __init__(self, model: Model, request: SourcesRequest, seed: int) -> None:
+        self.model, self.request, self.seed = model, request, seed
+        self.passes = Removals(model, request.answer.prompt_ids, request.answer.ids)
+        self.changes: dict[Removed, Tensor] = {}
+        """The change (spans,) without some sources."""
+        self.base = torch.zeros(0)
+        """The log-probability (spans,) with all sources."""
+        self.relevance = torch.zeros(len(request.spans), len(request.sources))
+
+    def measure(self, checkpoint: bool | None, on_progress: OnProgress, on_expected: OnExpected | None) -> None:
+        spans = range(len(self.request.spans))
+        self.read()
+        self._begin(on_expected)
+        self._order(checkpoint)
+        advance = counting(on_progress, 0)
+        self.remove((frozenset([index]) for span in spans for index in self._singles(span)), advance)
+        self.remove((removed for span in spans for removed in self._several(span)), advance)
+        self.remove((removed for span in spans for removed in self._alone(span)), advance)
+
+    def read(self) -> None:
+        """Measure the log-probability with all sources."""
+        [(_, values)] = self.passes.log_probabilities([self.request.answer.prompt_ids])
+        self.base = self._by_span(values)
+
+    def _begin(self, on_expected: OnExpected | None) -> None:
+        """Tell how long it will take, by the first pass: a backward pass takes as long as two, and removals read what
+        comes behind a source, half of the prompt on average."""
+        spans, count = len(self.request.spans), len(self.request.sources)
+        removals = spans * (min(count, REMOVED_SOURCES) + RANDOM_SOURCES + SHOWN_SOURCES)
+        if on_expected:
+            on_expected(self.passes.seconds * (3 + 2 * spans + min(removals, count + SHOWN_SOURCES * spans) / 2))
+
+    def _order(self, checkpoint: bool | None) -> None:
+        """Sum the relevance over the tokens of each source."""
+        answer = self.request.answer
+        ids, begins = answer.before(len(answer.ids)), len(answer.prompt_ids)
+        spans = [(begins + start, begins + stop) for start, stop in self.request.spans]
+        values = span_relevance(self.model, ids, spans, CP_LRP, checkpoint)  # (spans, T)
+        self.relevance = torch.stack([values[:, start:stop].sum(1) for start, stop in self.request.tokens], 1)
+
+    def remove(self, removals: Iterable[Removed], advance: Callable[[int], None] = lambda steps: None) -> None:
+        """Measure the changes that are not known yet."""
+        new = [removed for removed in dict.fromkeys(removals) if removed not in self.changes]
+        left = [self.request.without(removed) for removed in new]
+        readable = [number for number, prompt in enumerate(left) if not is_empty(prompt)]
+        for index, values in self.passes.log_probabilities([self.model.ids(left[number]) for number in readable]):
+            self.changes[new[readable[index]]] = self._by_span(values) - self.base
+            advance(1)
+
+    def _by_span(self, values: Tensor) -> Tensor:
+        return torch.stack([values[start:stop].sum() for start, stop in self.request.spans])
+
+    def change(self, span: int, removed: Iterable[int]) -> float | None:
+        """Return the change without some sources, in nats; None if it was not measured."""
+        change = self.changes.get(frozenset(removed))
+        return None if change is None else change[span].item()
+
+    # --- which sources are removed ----------------------------------------------------------------------
+
+    def _largest(self, span: int) -> list[int]:
+        """Return the sources with the largest relevance."""
+        return self.relevance[span].argsort(descending=True, stable=True)[:REMOVED_SOURCES].tolist()
+
+    def _singles(self, span: int) -> list[int]:
+        others = set(range(len(self.request.sources))) - set(self._largest(span))
+        return [*self._largest(span), *self.drawn(span, sorted(others))]
+
+    def drawn(self, span: int, others: Sequence[int]) -> list[int]:
+        """Draw random sources."""
+        return random.Random(f"{self.seed} {span}").sample(others, min(RANDOM_SOURCES, len(others)))
+
+    def _ranked(self, span: int) -> list[int]:
+        """Return those of the largest that were removed, the largest loss first."""
+        measured = [index for index in self._largest(span) if self.change(span, [index]) is not None]
+        return sorted(measured, key=lambda index: self.change(span, [index]))  # type: ignore[arg-type,return-value]
+
+    def _random(self, span: int) -> list[int]:
+        """Return the random others: those with less relevance than all that were removed, or, if they are too few,
+        also those of the removed that are not among the first three."""
+        largest = self._largest(span)
+        others = [index for index in range(len(self.request.sources)) if index not in largest]
+        drawn = self.drawn(span, others)
+        removed = self._ranked(span)[SHOWN_SOURCES:]
+        return [*drawn, *self.drawn(span, removed)][:RANDOM_SOURCES]
+
+    def _several(self, span: int) -> list[Removed]:
+        """Return the first three together, all but these, and three random others together."""
+        chosen, drawn = self._ranked(span)[:SHOWN_SOURCES], self._random(span)
+        others = set(range(len(self.request.sources))) - set(chosen)
+        together = [drawn[: len(chosen)]] if len(drawn) >= len(chosen) else []
+        return [frozenset(part) for part in (chosen, others, *together) if part]
+
+    def _alone(self, span: int) -> list[Removed]:
+        """Return what leaves each of the first three alone, where these stand in for each other."""
+        if not self._stand_in(span):
+            return []
+        chosen = self._ranked(span)[:SHOWN_SOURCES]
+        return [frozenset(chosen) - {index} for index in chosen]
+
+    def _stand_in(self, span: int) -> bool:
+        chosen = self._ranked(span)[:SHOWN_SOURCES]
+        together = self.change(span, chosen)
+        if together is None or len(chosen) < SHOWN_SOURCES:
+            return False
+        return -together > max(1.0, TOGETHER * losses([self._source(span, index) for index in chosen]))
+
+    # --- what was measured ------------------------------------------------------------------------------
+
+    def _source(self, span: int, index: int) -> MeasuredSource:
+        source, (start, stop) = self.request.sources[index], self.request.tokens[index]
+        change, relevance = self.changes[frozenset([index])][span].item(), self.relevance[span, index].item()
+        return MeasuredSource(source.role, source.text, change, relevance, source.message, start, stop)
+
+    def sentence(self, span: int) -> SourcedSentence:
+        start, stop = self.request.spans[span]
+        ranked, drawn = self._ranked(span), self._random(span)
+        chosen = ranked[:SHOWN_SOURCES]
+        others = set(range(len(self.request.sources))) - set(chosen)
+        singles = (self.change(span, [index]) for index in drawn)
+        is_control = len(drawn) >= len(chosen)
+        return SourcedSentence(
+            text="".join(self.request.answer.token_strings[start:stop]),
+            start=start,
+            stop=stop,
+            log_probability=self.base[span].item(),
+            sources=tuple(self._source(span, index) for index in ranked),
+            together=self.change(span, chosen),
+            only=self.change(span, others) if others else None,
+            random=RandomRemovals(
+                tuple(change for change in singles if change is not None),
+                self.change(span, drawn[: len(chosen)]) if is_control else None,
+            ),
+            stand_in=self._standing_in(span, chosen),
+        )
+
+    def _standing_in(self, span: int, chosen: Sequence[int]) -> StandIn | None:
+        alone = [self.change(span, set(chosen) - {index}) for index in chosen] if self._stand_in(span) else []
+        changes = tuple(change for change in alone if change is not None)
+        if not changes or len(changes) < len(chosen):
+            return None
+        together = self.change(span, chosen)
+        assert together is not None
+        return StandIn(changes, all(-change < SUFFICES * -together for change in changes))
+
+    def affected(self, span: int, index: int, others: Sequence[int]) -> AffectedSentence:
+        """Return what the removal of a source did to a sentence of the answer."""
+        start, stop = self.request.spans[span]
+        text = "".join(self.request.answer.token_strings[start:stop])
+        change, *random = (self.changes[frozenset([number])][span].item() for number in (index, *others))
+        return AffectedSentence(text, start, stop, self.base[span].item(), change, tuple(random))

@@ -1,0 +1,194 @@
+"""What is measured of the sources of an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp
+from typing import TYPE_CHECKING, Any
+
+from icebear.records import InNotebooks
+from icebear.result_files import SavedResult
+
+if TYPE_CHECKING:
+    import pandas
+
+SHOWN_SOURCES = 3
+"""The sources of a sentence of the answer that a screen shows, and that are removed together."""
+NAT = 1.0
+"""The smallest loss on which a sentence of the answer is said to hang."""
+
+
+@dataclass(frozen=True)
+class MeasuredSource:
+    """A source that was removed."""
+
+    role: str
+    """Who wrote it."""
+    text: str
+    change: float
+    """Of the log-probability of the sentence of the answer, without minus with the source, in nats."""
+    relevance: float
+    """CP-LRP, in logits."""
+    message: int
+    """The index of its message."""
+    start: int
+    """Its first token, in what the model reads; `stop` is the one after its last."""
+    stop: int
+
+
+@dataclass(frozen=True)
+class RandomRemovals:
+    """The control: changes without random other sources."""
+
+    singles: tuple[float, ...] = ()
+    """One at a time."""
+    together: float | None = None
+    """As many together as the first sources; None if there are not as many others."""
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """The first three sources, where they lose more together than one at a time."""
+
+    alone: tuple[float, ...]
+    """The change where only this one of the three is left."""
+    each_suffices: bool
+    """Whether any of them alone keeps nine tenths of what they lose together."""
+
+
+@dataclass(frozen=True)
+class SourcedSentence:
+    """A sentence of the answer, or a call of a tool, with its sources."""
+
+    text: str
+    start: int
+    """Its first token, in the answer; `stop` is the one after its last."""
+    stop: int
+    log_probability: float
+    """Of its tokens after all that stands before them, in nats."""
+    sources: tuple[MeasuredSource, ...]
+    """Those that were removed one at a time; the largest loss is first."""
+    together: float | None
+    """The change without the first three sources."""
+    only: float | None
+    """The change without all sources but the first three; None if there are no others."""
+    random: RandomRemovals
+    stand_in: StandIn | None = None
+
+    @property
+    def leading(self) -> tuple[MeasuredSource, ...]:
+        """The first three sources."""
+        return self.sources[:SHOWN_SOURCES]
+
+    @property
+    def shown(self) -> tuple[MeasuredSource, ...]:
+        """Those of the first three that lose more than without any random source; at least the first."""
+        return (
+            tuple(source for source in self.leading if all(source.change < x for x in self.random.singles))
+            or (self.leading[:1])
+        )
+
+    def probability(self, change: float = 0.0) -> float:
+        """Return the probability a token (geometric mean) after a change of the log-probability."""
+        return exp((self.log_probability + change) / (self.stop - self.start))
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it hangs on its first source: it loses a nat or more, and more than without any random source."""
+        largest = self.sources[0].change if self.sources else 0.0
+        return largest <= -NAT and all(largest < change for change in self.random.singles)
+
+
+@dataclass(frozen=True)
+class AffectedSentence:
+    """A sentence of the answer, and its change without one source."""
+
+    text: str
+    start: int
+    stop: int
+    log_probability: float
+    change: float
+    random: tuple[float, ...]
+    """The changes without random other sources, one at a time."""
+
+
+@dataclass(frozen=True)
+class SourceEffect:
+    """What a source did to each sentence of the answer."""
+
+    role: str
+    text: str
+    message: int
+    sentences: tuple[AffectedSentence, ...]
+
+
+@dataclass(frozen=True)
+class DroppedText:
+    """What a conversation has and the model did not read, because the template leaves it out."""
+
+    role: str
+    message: int
+    text: str
+
+
+def losses(sources: Sequence[MeasuredSource]) -> float:
+    """Return the sum of the single losses of sources."""
+    return -sum(source.change for source in sources)
+
+
+@dataclass(frozen=True, repr=False)
+class SourcesRecord(SavedResult, InNotebooks):
+    """The fields of `icebear.concepts.answers.sources.Sources`, which its sentences read."""
+
+    sentences: tuple[SourcedSentence, ...]
+    units: str
+    """What a source is: a sentence, message or document."""
+    count: int
+    """The number of sources in the context."""
+    question: str
+    """What the user asked, which stays in place; empty if everything was a source."""
+    dropped: tuple[DroppedText, ...]
+    """What the template leaves out, so that the model did not read it."""
+    reader: str
+    """The name of the model that reads the answer, if it is not known to have written it; else empty."""
+    is_complete: bool
+    """Whether everything was measured; else Ctrl-C ended it."""
+    made_with: dict[str, Any] = field(compare=False)
+    """See `Model.made_with`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict. Every change is the log-probability without minus with, in nats."""
+        about = {name: getattr(self, name) for name in ("units", "count", "question", "reader", "is_complete")}
+        return {
+            "answer_sentences": [_row(sentence) for sentence in self.sentences],
+            **about,
+            "dropped": [vars(text) for text in self.dropped],
+            "made_with": self.made_with,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a row for each removal of a single source."""
+        import pandas
+
+        rows = [
+            {"answer": sentence.text.strip(), **vars(source), "text": source.text.strip()}
+            for sentence in self.sentences
+            for source in sentence.sources
+        ]
+        return pandas.DataFrame(rows, columns=["answer", *MeasuredSource.__dataclass_fields__])
+
+
+def _row(sentence: SourcedSentence) -> dict[str, Any]:
+    """Return a sentence of the answer JSON-ready."""
+    stand_in = sentence.stand_in
+    return {
+        **{name: getattr(sentence, name) for name in ("text", "start", "stop", "log_probability", "together", "only")},
+        "sources": [vars(source) for source in sentence.sources],
+        "random": {"single": list(sentence.random.singles), "together": sentence.random.together},
+        "stand_in": stand_in and {"alone": list(stand_in.alone), "each_suffices": stand_in.each_suffices},
+    }
