@@ -3,8 +3,8 @@
 python -m benchmarks.sources --samples 60 --out sources    # resumes; a prefix of the samples has all kinds and sizes
 
 The answer's first sentence is explained in contexts of 5 to 60 sources: Wikipedia summaries that are joined, mail of
-BIPIA (../shared/data), and conversations with a tool's output. Measured: the rank correlation of the summed scores of the
-sources that are left with the log-probability, over 64 random halves that no method has seen; the log-probability
+BIPIA (../shared/data), and conversations with a tool's output. Measured: the rank correlation of the summed scores of
+the sources that are left with the log-probability, over 64 random halves that no method has seen; the log-probability
 that is lost without the first 1, 3 and 5 sources; passes (a backward pass counts as two) and CPU seconds.
 
 ContextCite (Cohen-Wang et al. 2024, arXiv 2409.00729) is written from its paper: masks that keep each source with

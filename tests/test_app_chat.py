@@ -10,9 +10,10 @@ import pytest
 from appview import fine, set_up, shown, text, visit
 from streamlit.runtime.scriptrunner_utils.exceptions import StopException
 
-from icebear import Chat, Monitor, Neuron, attribute, circuit, load_model, source_breakdown, steer, watching
+from icebear import Chat, Monitor, Neuron, attribute, circuit, load_model, source_breakdown, sources, steer, watching
 from icebear.app.web import circuit as circuits
 from icebear.app.web.shared import words
+from icebear.concepts.answers.sources import effect_of_source
 from icebear.models.text.answer import answer_of
 from icebear.render import heatmap
 from icebear.steering.concept.detectors import ConceptNeuron
@@ -336,3 +337,28 @@ def test_a_foreign_monitor_is_refused_in_a_sentence(chatty, change, reason):
     assert "JSON" in page.error[0].value
     upload(page, monitor_of(chatty, "loud", 0.0).to_json())
     assert list(fine(page).session_state["monitors"]) == ["loud"]
+
+
+TOLD = "Anna lives in Oslo. Peter has two dogs. Snow fell. Julia sings. Tom lives in Rome. Where does Anna live?"
+
+
+def test_a_sentence_lights_its_sources_and_a_source_its_sentences(environment, smol):
+    page = fine(
+        visit(
+            "chat", chat=output_of(TOLD, "Anna lives in Oslo. She is in Oslo."), turn="1", span="2-3", clicks="sentence"
+        )
+    )
+    [sentence] = sources(smol, answer_of(smol, conversation(page), 1), span=(0, 5)).sentences
+    assert "Where does \u201cAnna lives in Oslo.\u201d come from?" in text(page).replace("\\", "")
+    wanted = [round(source.change, 1) for source in sentence.shown]
+    assert list(bars_of(page).values())[: len(wanted)] == wanted
+    assert "hangs most on" in text(page)
+    page.query_params["turn"], page.query_params["span"] = "0", "2-3"
+    page = fine(page.run())
+    at = TOLD.index("lives")
+    effect = effect_of_source(smol, answer_of(smol, conversation(page), 1), 0, at)
+    assert "What did \u201cAnna lives in Oslo.\u201d do to the answer?" in text(page).replace("\\", "")
+    names = {part.text.strip(): round(part.change, 1) for part in effect.sentences}
+    shown = {name.strip("\u201c\u201d"): number for name, number in bars_of(page).items()}
+    assert {name: shown[name] for name in names} == names
+    assert "hangs on it" in text(page)

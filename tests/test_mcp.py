@@ -19,7 +19,7 @@ from mcp import Client
 from test_chat import MODELS
 from test_tasks import make
 
-from icebear import Chat, Concept, Model, attribute, build_index, circuit, explain, open_store
+from icebear import Chat, Concept, Model, attribute, build_index, circuit, explain, open_store, sources
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.cli.main import main
 from icebear.app.mcp import tools
@@ -44,6 +44,7 @@ TOOLS = {
     "predict": "prompt chat k max_new_tokens",
     "suggest_counterfactuals": "prompt",
     "what_if": "prompt chat k",
+    "sources": "messages units max_new_tokens",
     "explain": "prompt counterfactual target contrast chat no_counterfactual",
     "attribute": "prompt target contrast counterfactual chat k",
     "rank": "prompt target contrast counterfactual site chat k",
@@ -237,6 +238,25 @@ def test_what_to_compare_with(session, monkeypatch):
     monkeypatch.setattr(tools, "suggest_counterfactuals", lambda model, prompt: [row])
     (result,) = json_of(session, "suggest_counterfactuals", prompt=PROMPT)["counterfactuals"]
     assert result == {"text": "big cats", "word": "big", "instead_of": "ice", "answer": "z", "probability": 0.25}
+
+
+def test_where_an_answer_came_from(session):
+    """The library's numbers; an answer that is given is not written anew."""
+    session.model = MODELS["qwen"]
+    talk = [{"role": "user", "content": "Ann is in Rome. Tom ran. Eve sat. It rained. Who ran?"}]
+    told = [*talk, {"role": "assistant", "content": "Tom ran."}]
+    result = json_of(session, "sources", messages=told)
+    [wanted] = sources(session.model, Chat(told)).sentences
+    [sentence] = result["sentences"]
+    assert (result["answer"], result["read_by"]) == ("Tom ran.", session.model.name)
+    changes = [source["change"] for source in sentence["sources"]]
+    assert changes == pytest.approx([source.change for source in wanted.leading], rel=1e-4)
+    assert len(sentence["random"]["single"]) == len(wanted.random.singles)
+    assert "hangs" in sentence["finding"]
+    saved = json_of(session, "more", handle=result["handle"], part="sentences")
+    assert saved["total"] == 1
+    assert json_of(session, "sources", messages=talk, max_new_tokens=4)["sentences"]
+    assert "role" in refused(session, "sources", messages=[{"content": "a"}])
 
 
 def test_a_prompt_alone_is_explained_with_what_is_chosen_and_says_so(session, model, monkeypatch):

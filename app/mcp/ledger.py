@@ -21,7 +21,7 @@ from icebear.paths import append, read_text
 
 FORMAT = 1
 KEY = "icebear_ledger"
-MEASURED = ("predict", "explain", "attribute", "rank", "circuit", "steer", "flip", "concept_find")
+MEASURED = ("predict", "explain", "sources", "attribute", "rank", "circuit", "steer", "flip", "concept_find")
 """Tools whose answers are numbers about the model, and depend on no earlier call and no file."""
 TOLERANCE = 1e-4
 """The share by which numbers may differ; answers have five digits."""

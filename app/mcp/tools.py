@@ -22,6 +22,9 @@ from icebear.actmax.shipped.index_choice import store_name
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.session import Session, with_arguments
 from icebear.concepts.answers.counterfactuals import Suggestion, suggest_counterfactuals
+from icebear.concepts.answers.source_records import SHOWN_SOURCES
+from icebear.concepts.answers.source_sentences import finding
+from icebear.concepts.answers.sources import sources
 from icebear.concepts.answers.what_if import WhatIf, look, look_unasked
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
@@ -68,6 +71,7 @@ IsChat = Annotated[bool, Field(description="The prompt is a user's message; the 
 Count = Annotated[int, Field(ge=1, le=50, description="How many rows.")]
 Length = Annotated[int, Field(ge=1, le=200, description="How many tokens to generate.")]
 Name = Annotated[str, Field(max_length=200)]
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=200, description="With role and content.")]
 Texts = Annotated[list[str], Field(min_length=FEWEST, max_length=500)]
 Answer = dict[str, Any]
 SIMILAR = "Found by similarity, which is no cause; steer measures what a neuron does."
@@ -159,6 +163,39 @@ class Tools:
             "others": exchanged.control and list(exchanged.control),
             "exchanges": rows[:k],
             "handle": self.session.keep("what_if", exchanged, {"exchanges": rows}, json=lambda: json.dumps(document)),
+        }
+
+    @tool
+    def sources(
+        self,
+        ctx: Context,
+        messages: Messages,
+        units: Literal["sentence", "message", "document"] = "sentence",
+        max_new_tokens: Length = 60,
+    ) -> Answer:
+        """Measure which sentences of a conversation an answer hangs on: each source is removed, and `change` is that of
+        the log-probability of a sentence of the answer (nats; a loss is negative). `random` has the changes without
+        random other sources, their control. If the last message is the assistant's, it is explained as it stands; else the
+        model answers first."""
+        model, chat = self.session.model, Chat(messages)
+        written = chat.messages[-1]["role"] == "assistant"
+        answer = chat if written else model.answer(chat, max_new_tokens)
+        measured = sources(model, answer, units, on_progress=reporting(ctx))
+        document = measured.to_dict()
+        rows = document["answer_sentences"]
+        findings = [finding(sentence, units) for sentence in measured.sentences]
+        shown = [
+            {**row, "finding": text, "sources": row["sources"][:SHOWN_SOURCES]}
+            for row, text in zip(rows, findings, strict=True)
+        ]
+        return {
+            "answer": "".join(sentence.text for sentence in measured.sentences),
+            "read_by": measured.reader or model.name,
+            "sentences": shown[:TOP_ROWS],
+            "dropped": document["dropped"],
+            "handle": self.session.keep(
+                "sources", measured, {"sentences": rows}, json=measured.to_json, html=measured.to_html
+            ),
         }
 
     @tool

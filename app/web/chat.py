@@ -13,7 +13,7 @@ import streamlit as st
 from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
-from icebear.app.web import chat_monitors, chat_sources
+from icebear.app.web import chat_measured, chat_monitors, chat_sources
 from icebear.app.web.shared import jobs, links, markdown, pictures, words
 from icebear.app.web.steering import edit_neurons
 from icebear.edits import parse_edits
@@ -34,6 +34,10 @@ EXAMPLES = (
 HINT = (
     "Click a word of an answer to see why the model wrote it. Shift-click a second word for a phrase, "
     "Alt-click for a piece of a word."
+)
+SENTENCE_HINT = (
+    "Click a sentence of an answer to measure which sentences of the conversation it hangs on; click another sentence "
+    "to measure what it did to the last answer."
 )
 STICKY = """<style>@media (min-width:641px){
 .stColumn:has(.st-key-beside){position:sticky;top:4.5rem;align-self:flex-start}}</style>"""
@@ -58,7 +62,8 @@ def show() -> None:
     answering = st.session_state.pop("answering", False) and chat.messages[-1]["role"] != "assistant"
     turn, span = _selected(chat)
     left, right = st.columns([3, 2], gap="large")
-    colors = chat_sources.colors(chat, turn, span) if span and not answering else None
+    beside = chat_measured if chat_sources.selects_sentences() else chat_sources
+    colors = beside.colors(chat, turn, span) if span and not answering else None
     with left:
         _messages(chat, turn, span, colors or [()] * len(chat.messages), live=not answering)
         slot = st.container()
@@ -75,11 +80,14 @@ def show() -> None:
     with right.container(key="beside"):
         st.html(STICKY)
         if span is None:
-            st.caption(HINT)
+            chat_sources.choose_clicks()
+            st.caption(SENTENCE_HINT if chat_sources.selects_sentences() else HINT)
             return
-        sources = chat_sources.show(chat, turn, span)
+        sources = beside.show(chat, turn, span)
     if colors is None:
         st.rerun()  # to color the conversation
+    if sources is None:
+        return
     with st.container():
         chat_sources.details(chat, turn, span, sources)
 
@@ -223,7 +231,7 @@ def _message(
     content, answers = message["content"], message["role"] == "assistant"
     if not isinstance(content, str):
         st.html(TEXT.format(json.dumps(content, ensure_ascii=False)))
-    elif not live or not (answers or chat_sources.selects_alternative()):
+    elif not live or not (answers or chat_sources.selects_alternative() or chat_sources.selects_sentences()):
         tokens = (TOKEN.format(f"{value:+.2f}", style(share), piece) for piece, value, share in colored)
         st.html(TEXT.format(Markup().join(tokens) if colored else content))
     elif answers:
@@ -232,9 +240,17 @@ def _message(
         except InputError as error:
             st.error(markdown.message(error))
             return
-        words.draw(words.words_of(pieces), span, f"turn {turn}", partial(_select, turn), colored)
+        words.draw(words.words_of(pieces), _marked(chat, turn, span), f"turn {turn}", partial(_select, turn), colored)
+    elif chat_sources.selects_sentences():
+        pieces = words.split(content)
+        words.draw(words.words_of(pieces), _marked(chat, turn, span), f"turn {turn}", partial(_select, turn), colored)
     else:
         words.draw(words.words_of(words.split(content)), None, f"turn {turn}", _select_alternative)
+
+
+def _marked(chat: Chat, turn: int, span: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return the selected pieces of a message; a sentence is selected as a whole."""
+    return chat_measured.marked(chat, turn, span) if span and chat_sources.selects_sentences() else span
 
 
 def _answer(slot: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:

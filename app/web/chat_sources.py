@@ -23,6 +23,7 @@ from icebear.models.text.chat import Chat
 Colored = Sequence[tuple[str, float]]
 """Tokens of a message with what they contributed."""
 WORD = "word"
+SENTENCE = "sentence"
 ALTERNATIVE = "alternative"
 UNWRITTEN = {"template": "Chat template", "sinks": "Attention sinks"}
 """Parts that nobody wrote."""
@@ -41,12 +42,26 @@ def selects_alternative() -> bool:
     return st.session_state.get("clicks") == ALTERNATIVE
 
 
+def selects_sentences() -> bool:
+    """Return whether a click selects a sentence, whose sources are measured."""
+    return st.session_state.get("clicks") == SENTENCE
+
+
+def choose_clicks() -> None:
+    """Show what a click on the conversation chooses."""
+    about = (
+        "A click on a word shows its tokens and sources by relevance; on a sentence, what is lost without each source, "
+        "measured. An alternative is what could stand there instead of the word."
+    )
+    choices = [WORD, SENTENCE, ALTERNATIVE]
+    links.bound(st.segmented_control, "Select", "clicks", choices, default=WORD, required=True, help=about)
+
+
 def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     """Say in a sentence and in bars what the words come from. Return the account."""
     account = st.container()
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        clicks = "What a click on a word of the conversation chooses."
-        st.segmented_control("Select", [WORD, ALTERNATIVE], default=WORD, required=True, key="clicks", help=clicks)
+        choose_clicks()
         other = "Another word that could stand there; the bars then say what speaks for one of the two."
         contrast = links.bound(st.text_input, "Rather than (optional)", "rather", width=200, help=other)
     text, answer = _answer(chat, turn)

@@ -153,8 +153,9 @@ class Measurement:
         self.read()
         self._begin(on_expected)
         self._order(checkpoint)
-        advance = counting(on_progress, 0)
-        self.remove((frozenset([index]) for span in spans for index in self._singles(span)), advance)
+        singles = {frozenset([index]) for span in spans for index in self._singles(span)}
+        advance = counting(on_progress, len(singles) + SHOWN_SOURCES * len(spans))  # three more removals each
+        self.remove(sorted(singles, key=min), advance)
         self.remove((removed for span in spans for removed in self._several(span)), advance)
         self.remove((removed for span in spans for removed in self._alone(span)), advance)
 

@@ -113,6 +113,11 @@ class AffectedSentence:
     random: tuple[float, ...]
     """The changes without random other sources, one at a time."""
 
+    @property
+    def is_hit(self) -> bool:
+        """Whether it loses a nat or more without the source, and more than without any random one."""
+        return self.change <= -NAT and all(self.change < x for x in self.random)
+
 
 @dataclass(frozen=True)
 class SourceEffect:
