@@ -343,11 +343,8 @@ TOLD = "Anna lives in Oslo. Peter has two dogs. Snow fell. Julia sings. Tom live
 
 
 def test_a_sentence_lights_its_sources_and_a_source_its_sentences(environment, smol):
-    page = fine(
-        visit(
-            "chat", chat=output_of(TOLD, "Anna lives in Oslo. She is in Oslo."), turn="1", span="2-3", clicks="sentence"
-        )
-    )
+    chat = output_of(TOLD, "Anna lives in Oslo. She is in Oslo.")
+    page = fine(visit("chat", chat=chat, turn="1", span="2-3", clicks="sentence"))
     [sentence] = sources(smol, answer_of(smol, conversation(page), 1), span=(0, 5)).sentences
     assert "Where does \u201cAnna lives in Oslo.\u201d come from?" in text(page).replace("\\", "")
     wanted = [round(source.change, 1) for source in sentence.shown]

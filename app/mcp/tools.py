@@ -175,8 +175,8 @@ class Tools:
     ) -> Answer:
         """Measure which sentences of a conversation an answer hangs on: each source is removed, and `change` is that of
         the log-probability of a sentence of the answer (nats; a loss is negative). `random` has the changes without
-        random other sources, their control. If the last message is the assistant's, it is explained as it stands; else the
-        model answers first."""
+        random other sources, their control. If the last message is the assistant's, it is explained as it stands;
+        else the model answers first."""
         model, chat = self.session.model, Chat(messages)
         written = chat.messages[-1]["role"] == "assistant"
         answer = chat if written else model.answer(chat, max_new_tokens)

@@ -242,8 +242,8 @@ def _message(
             return
         words.draw(words.words_of(pieces), _marked(chat, turn, span), f"turn {turn}", partial(_select, turn), colored)
     elif chat_sources.selects_sentences():
-        pieces = words.split(content)
-        words.draw(words.words_of(pieces), _marked(chat, turn, span), f"turn {turn}", partial(_select, turn), colored)
+        parts = words.words_of(words.split(content))
+        words.draw(parts, _marked(chat, turn, span), f"turn {turn}", partial(_select, turn), colored)
     else:
         words.draw(words.words_of(words.split(content)), None, f"turn {turn}", _select_alternative)
 
