@@ -57,8 +57,10 @@ MASKS = (16, 32, 64)
 REMOVED = 8
 FIRST = (1, 3, 5)
 ARTICLES = 1000
+WORDS = 14
+"""Of a sentence of a summary, on average at most."""
 NEW_TOKENS = 32
-LONGEST = 1200
+LONGEST = 900
 """Tokens of a context."""
 COLUMNS = {
     "rank correlation": "of summed scores with the log-probability, over 64 held-out halves, higher is better",
@@ -79,13 +81,18 @@ BIPIA_COLUMNS = {
 def chats(seed: int) -> Iterator[tuple[str, Chat]]:
     """Yield conversations of the three kinds, of each size in turn. Without end."""
     generator = random.Random(seed)
-    articles = [(title, text) for title, text in read_corpus("wiki-summaries", limit=ARTICLES).documents()]
+    articles = [row for row in read_corpus("wiki-summaries", limit=ARTICLES).documents() if _is_short(row[1])]
     emails = [row for part in ("test", "train") for row in common.read(f"bipia/email_{part}.jsonl")]
     while True:
         for size in SIZES:
             yield f"summaries {size}", _summaries(generator, articles, size)
             yield f"mail {size}", _mail(generator, emails, size)
             yield f"tool {size}", _tool(generator, size)
+
+
+def _is_short(text: str) -> bool:
+    """Return whether the sentences of a summary are short, so that many of them are a context."""
+    return len(text.split()) <= WORDS * len(bounds_of(text))
 
 
 def _summaries(generator: random.Random, articles: Sequence[tuple[str, str]], size: int) -> Chat:

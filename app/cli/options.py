@@ -349,8 +349,9 @@ class AttributionOptions:
             raise click.UsageError("--chat, --system, --pair and --template-option are of texts; leave them out.")
         return self.image
 
-    def arguments(self, loading: ModelOptions) -> tuple[icebear.Model, dict[str, Any]]:
-        """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first."""
+    def arguments(self, loading: ModelOptions, answer: int | None = None) -> tuple[icebear.Model, dict[str, Any]]:
+        """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first,
+        unless it is the n-th answer of a conversation."""
         prompt = self._prompt()
         counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
         method = self.load_method()
@@ -360,7 +361,11 @@ class AttributionOptions:
             way = "an image; give --image" if not self.image else "a text; give a PROMPT"
             raise click.UsageError(f"The input of {model.name} is {way}.")
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
-        if self.span is not None:
+        if answer is not None:
+            from icebear.models.text.answer import nth_answer
+
+            prompt = nth_answer(model, prompt, answer)
+        elif self.span is not None:
             prompt = answered(model, prompt, self.max_new_tokens)
         names = ("target", "contrast", "target_text", "number", "prefix", "checkpoint")
         return model, {

@@ -25,7 +25,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.answer import Answer, Span, answer_of
 from icebear.models.text.chat import Chat
-from icebear.models.text.context import Context, ContextSource
+from icebear.models.text.context import Context, ContextSource, thoughts_beside
 from icebear.steps import OnProgress, counting
 from icebear.values import shown
 
@@ -62,7 +62,7 @@ class SourcesRequest:
 
 
 def is_empty(prompt: Chat | str) -> bool:
-    """Return whether nothing is left of a text."""
+    """Return whether nothing is left of a text; a prompt has at least one token."""
     return isinstance(prompt, str) and not prompt.strip()
 
 
@@ -85,14 +85,17 @@ def request_of_sources(
     question = [context.question] if with_question and context.question else []
     for source in [*context.sources, *question]:
         left = context.without([source])
-        if is_empty(left):
-            continue  # a prompt has at least one token
+        if is_empty(left) or not _is_accepted(model, left, source):
+            continue
         without = model.ids(left)
         if without == list(answer.prompt_ids):
             dropped.append(source)
         else:
             readable.append(source)
             tokens.append(_gone(answer.prompt_ids, without, pieces, source.text))
+    if isinstance(context.prompt, Chat):
+        beside = thoughts_beside(context.prompt)
+        dropped += [source for source, without in beside if model.ids(without) == list(answer.prompt_ids)]
     if not readable:
         raise InputError(
             "There is no source before the answer: the prompt has only the question. Give a text or a conversation "
@@ -100,6 +103,17 @@ def request_of_sources(
         )
     spans = [answer.token_range(span)] if span is not None else _spans(answer)
     return SourcesRequest(answer, tuple(spans), context, tuple(readable), tuple(tokens), tuple(dropped))
+
+
+def _is_accepted(model: Model, left: Chat | str, source: ContextSource) -> bool:
+    """Return whether the template takes a conversation without a call: a tool's result may need it."""
+    if source.call is None:
+        return True
+    try:
+        model.ids(left)
+    except InputError:
+        return False
+    return True
 
 
 def _text(model: Model, answer: Answer) -> str:

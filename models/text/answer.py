@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import Any
 
 from icebear.errors import InputError
-from icebear.models.text.chat import Chat
+from icebear.models.text.chat import Chat, text_with_calls
 from icebear.models.text.reader import Reader
 from icebear.records import InNotebooks
 from icebear.values import several, shown
@@ -50,7 +50,7 @@ class Answer(InNotebooks):
         *before, last = self.question.messages
         if last["role"] != "assistant":
             return self.question.then("assistant", self.text, self.ids)
-        if last["content"] is None:
+        if not last["content"] and last.get("tool_calls"):
             raise InputError("The last assistant message has calls of tools and no text; pass a text as its content.")
         ids = {"ids": [*last["ids"], *self.ids]} if "ids" in last else {}
         return self.question.of([*before, {"role": "assistant", "content": last["content"] + self.text, **ids}])
@@ -107,6 +107,8 @@ def read_span(text: str) -> Span:
 def message_ids(model: Reader, chat: Chat, turn: int) -> list[int]:
     """Return the tokens of a message that the model wrote; a message without ids is tokenized."""
     content, ids = chat.messages[turn]["content"], chat.messages[turn].get("ids")
+    if chat.messages[turn].get("tool_calls") and not ids:
+        return model.tokens_of(text_with_calls(model, chat, turn))
     if not isinstance(content, str) or not content:
         raise InputError(f"Message {turn} of the chat has no text; give it some.")
     if not ids:
@@ -114,6 +116,14 @@ def message_ids(model: Reader, chat: Chat, turn: int) -> list[int]:
     if "".join(model.pieces(model.ids(ids))) != content:
         raise InputError(f"The token ids of message {turn} do not match its text; give ids of {model.name}.")
     return ids
+
+
+def nth_answer(model: Reader, chat: Chat, number: int) -> Answer:
+    """Return the assistant's n-th message, from 1, as an answer. Raises `InputError` if there is none."""
+    turns = [turn for turn, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    if not 1 <= number <= len(turns):
+        raise InputError(f"The conversation has {len(turns)} answers of the assistant, so there is no answer {number}.")
+    return answer_of(model, chat, turns[number - 1])
 
 
 def answer_of(model: Reader, chat: Chat, turn: int) -> Answer:

@@ -14,6 +14,7 @@ from typing import Any
 
 from icebear.errors import InputError
 from icebear.models.text.reader import Reader
+from icebear.models.text.recorded import calls_as_text, recorded, recorded_file
 from icebear.paths import read_text
 from icebear.result_files import Given, saved_as
 from icebear.values import several, text_of
@@ -25,8 +26,9 @@ class Chat:
     Parameters
     ----------
     messages
-        Dicts with ``role`` and ``content``, as in transformers. A message that a model wrote may have ``ids``, its
-        token ids, which are used as they are, after the tokens that the model read before it wrote them.
+        Dicts with ``role`` and ``content``, as in transformers, or as OpenAI's and Anthropic's interfaces have them. A
+        message that a model wrote may have ``ids``, its token ids, which are used as they are, after the tokens that
+        the model read before it wrote them.
     template
         The switches of the model's chat template, such as ``{"enable_thinking": False}`` or ``{"tools": [...]}``.
 
@@ -37,7 +39,7 @@ class Chat:
     """
 
     def __init__(self, messages: Iterable[Mapping[str, Any]], template: Mapping[str, Any] | None = None) -> None:
-        self.messages = tuple(_message(message) for message in several(messages))
+        self.messages = tuple(_message(message) for message in recorded(several(messages)))
         if not self.messages:
             raise InputError("The chat has no message; give at least one, with role and content.")
         self.template = _switches(template)
@@ -81,6 +83,7 @@ class Chat:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name} cannot be read as JSON ({error}); check it.") from None
+        data = recorded_file(data)
         messages, template = (data.get("messages"), data.get("template")) if isinstance(data, dict) else (data, None)
         if not isinstance(messages, list):
             raise InputError(f"{name} must be a JSON list of messages, each with role and content.")
@@ -165,6 +168,27 @@ def _parts(model: Reader, chat: Chat, texts: list[dict[str, Any]], indices: Iter
     for index in indices:
         signed[index] = {**texts[index], "content": f"{sign}{index}{sign}"}
     return re.split(f"{sign}(\\d+){sign}", _templated(model, signed, chat.template, tokenize=False))
+
+
+def text_with_calls(model: Reader, chat: Chat, turn: int) -> str:
+    """Return what the template writes for an assistant's message with calls of tools, without the tokens that end it;
+    where the template writes no calls, these as text."""
+    texts = [{key: value for key, value in message.items() if key != "ids"} for message in chat.messages[: turn + 1]]
+    before = _templated(model, texts[:turn], chat.template, tokenize=False)
+    switches = {**chat.template, "add_generation_prompt": False}
+    complete = template_of(model).apply_chat_template(texts, tokenize=False, **switches)
+    as_text = calls_as_text(texts[-1])["content"]
+    if not complete.startswith(before) or not all(name in complete[len(before) :] for name in _names(texts[-1])):
+        return as_text
+    text = complete[len(before) :].rstrip()
+    while ending := next((sign for sign in template_of(model).all_special_tokens if text.endswith(sign)), None):
+        text = text.removesuffix(ending).rstrip()
+    return text
+
+
+def _names(message: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tools that a message calls."""
+    return [call["function"]["name"] for call in message["tool_calls"]]
 
 
 def _templated(

@@ -75,6 +75,15 @@ def _cut(message: dict[str, Any], sources: Sequence[ContextSource]) -> dict[str,
     return {**cut, "tool_calls": calls} if calls else cut
 
 
+def thoughts_beside(chat: Chat) -> Iterator[tuple[ContextSource, Chat]]:
+    """Yield the reasoning that stands beside the text of a message, and the conversation without it."""
+    for number, message in enumerate(chat.messages):
+        if text := message.get("reasoning_content"):
+            rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+            source = ContextSource(message["role"], number, str(text), 0, 0)
+            yield source, chat.of([*chat.messages[:number], rest, *chat.messages[number + 1 :]])
+
+
 def call_text(call: Any) -> str:
     """Return a call of a tool as ``name(arguments)``."""
     function = call.get("function", call) if isinstance(call, dict) else {}

@@ -33,6 +33,7 @@ class Options:
     sources: bool = option(
         "Generate an answer. Measure which sentences of the context it hangs on: each is removed, next to random ones."
     )
+    answer: int | None
     details: bool = option(
         "With --sources, also show the relevance of tokens and neurons, and how much came from the template, the "
         "context, the question and the answer's earlier words.",
@@ -89,7 +90,7 @@ def explain(options: Options) -> None:
     if options.file:
         return _explain_task(options.file, options)
     attribution = _checked(options)
-    model, arguments = attribution.arguments(options.model)
+    model, arguments = attribution.arguments(options.model, options.answer)
     if options.sources:
         return _explain_sources(options, model, arguments)
     from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
@@ -302,6 +303,8 @@ def _checked(options: Options) -> AttributionOptions:
     attribution = options.attribution
     prompt, pairs = attribution.prompt, len(attribution.counterfactual)
     exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
+    if options.answer and not prompt.messages:
+        raise click.UsageError("--answer is a message of a conversation; give --messages FILE.")
     if options.png and not attribution.image:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
     if options.sources and options.units == "word":
@@ -312,4 +315,5 @@ def _checked(options: Options) -> AttributionOptions:
         raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs and attribution.contrast:
         raise click.UsageError("--sources takes --counterfactual or --contrast, not both.")
-    return replace(attribution, span="all") if options.sources and attribution.span is None else attribution
+    has_answer = options.sources or options.answer
+    return replace(attribution, span="all") if has_answer and attribution.span is None else attribution

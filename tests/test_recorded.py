@@ -1,0 +1,135 @@
+"""Recorded conversations of the common shapes, and answers that are explained as they stand."""
+
+import json
+
+import pytest
+from test_chat import MODELS, chatting
+from test_chat_command import json_of, run
+
+from icebear import Chat, InputError, sources
+from icebear.models.text.answer import answer_of, nth_answer
+from icebear.models.text.recorded import calls_as_text
+
+CALL = {"id": "1", "type": "function", "function": {"name": "rm", "arguments": {"path": "old"}}}
+TALK = [
+    {"role": "system", "content": "Be safe."},
+    {"role": "user", "content": "Do what the notes say."},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "Buy milk. Done.", "tool_call_id": "1"},
+    {"role": "assistant", "content": "It is done."},
+]
+AS_TEXT = {**CALL, "function": {"name": "rm", "arguments": '{"path": "old"}'}}
+OPENAI = [
+    {"role": "developer", "content": "Be safe."},
+    TALK[1],
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{**CALL, "function": {"name": "rm", "arguments": '{"path": "old"}'}}],
+    },
+    TALK[3],
+    TALK[4],
+]
+ANTHROPIC = {
+    "system": "Be safe.",
+    "messages": [
+        TALK[1],
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "rm", "input": {"path": "old"}}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "Buy milk. Done."}]}
+            ],
+        },
+        {"role": "assistant", "content": [{"type": "text", "text": "It is done."}]},
+    ],
+    "tools": [{"name": "rm", "description": "Remove", "input_schema": {"type": "object"}}],
+}
+WITH_CALLS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% for call in m.tool_calls or [] %}"
+    "{{ '<tool_call>' + call.function.name + ' ' + call.function.arguments | tojson + '</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def caller():
+    """A model whose template writes calls of tools."""
+    model = chatting("qwen")
+    model.tokenizer.chat_template = WITH_CALLS
+    return model
+
+
+def test_all_shapes_are_the_same_conversation():
+    assert list(Chat(OPENAI).messages) == list(Chat(TALK).messages) == TALK
+    read = Chat.from_json(json.dumps(ANTHROPIC))
+    assert list(read.messages) == TALK
+    assert read.template["tools"][0]["function"] == {
+        "name": "rm",
+        "description": "Remove",
+        "parameters": {"type": "object"},
+    }
+    assert Chat(TALK).messages == Chat(Chat(TALK).messages).messages
+
+
+def test_reasoning_stands_beside_the_text():
+    blocks = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes."}]
+    [message] = Chat([{"role": "assistant", "content": blocks}]).messages
+    assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None, "tool_calls": ["rm"]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image", "source": {}}]}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+    ],
+)
+def test_what_cannot_be_read_is_refused(message):
+    with pytest.raises(InputError):
+        Chat([message])
+
+
+def test_a_call_is_an_answer_as_the_template_writes_it(caller):
+    answer = answer_of(caller, Chat(TALK), 2)
+    assert answer.text == '<tool_call>rm {"path": "old"}</tool_call>'
+    assert list(answer.prompt_ids) == caller.ids(Chat(TALK[:2]))
+    read = [*answer.prompt_ids, *answer.ids]
+    assert caller.ids(Chat(TALK))[: len(read)] == read  # what it reads later on
+    plain = answer_of(MODELS["qwen"], Chat(TALK), 2)
+    assert plain.text == '<tool_call>{"name": "rm", "arguments": {"path": "old"}}</tool_call>'
+    assert calls_as_text(TALK[4]) == TALK[4]
+
+
+def test_a_call_is_one_sentence_and_a_source(caller):
+    [sentence] = sources(caller, Chat(TALK[:3])).sentences
+    assert sentence.text == '<tool_call>rm {"path": "old"}</tool_call>'
+    assert {source.text for source in sentence.sources} == {"Be safe.", "Do what the notes say."}
+    [told] = sources(caller, Chat(TALK)).sentences
+    assert 'rm({"path": "old"})' in {source.text for source in told.sources}
+    dropped = sources(MODELS["qwen"], Chat(TALK)).dropped
+    assert [text.text for text in dropped] == ['rm({"path": "old"})']
+
+
+def test_reasoning_that_a_template_leaves_out_is_told(caller):
+    thinking = {**TALK[2], "reasoning_content": "The user wants it."}
+    result = sources(caller, Chat([*TALK[:2], thinking, *TALK[3:]]))
+    assert [(text.role, text.text) for text in result.dropped] == [("assistant", "The user wants it.")]
+
+
+def test_the_nth_answer_is_explained_as_it_stands(tmp_path, monkeypatch):
+    model = MODELS["qwen"]
+    monkeypatch.setattr("icebear.load_model", lambda *_, **__: model)
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(ANTHROPIC))
+    result = json_of("explain", "--sources", "--messages", str(path), "--answer", "2")
+    assert result["answer"] == "It is done."
+    assert result["reader"] == model.name
+    wanted = sources(model, nth_answer(model, Chat.from_json(json.dumps(ANTHROPIC)), 2))
+    assert result["answer_sentences"] == json.loads(wanted.to_json())["answer_sentences"]
+    explained = json_of("explain", "--messages", str(path), "--answer", "2", "--span", "done")
+    assert explained["target"] is None or explained["tokens"]
+    run("explain", "--messages", str(path), "--answer", "3", code=1)
+    run("explain", "a", "--answer", "1", code=2)
