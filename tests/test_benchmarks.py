@@ -2,6 +2,7 @@
 
 import json
 import random
+import types
 from itertools import accumulate, islice
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import circuit_graph, cost, edits, knowledge, shared_sets, spans
+from benchmarks import circuit_graph, cost, edits, knowledge, shared_sets, sources, spans
 from benchmarks.baselines import OTHERS
 from icebear import attribute, load_model
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.verbs.evaluate import command
 from icebear.errors import InputError
 from icebear.evaluation.baselines import BASELINES, methods_of
+from icebear.models.text.context import Context
 
 METHODS = "attnlrp,gxi,random"
 
@@ -239,3 +241,32 @@ def test_facts_have_right_answers_that_differ(model, tmp_path, monkeypatch):
     for pair in pairs:
         first, second = (subjects[text.removesuffix(" is")] for text in (pair.prompt, pair.counterfactual))
         assert first != second
+
+
+# --- sources ---
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_scores_of_contextcite_are_those_of_its_package(number):
+    """context-cite 0.0.4 gave these scores of these log-probabilities (SmolLM2), with its own masks."""
+    known = json.loads((Path(__file__).parent / "data" / "contextcite.json").read_text())[number]
+    masks = sources.contextcite_masks(len(known["log_probabilities"]), known["sources"])
+    scores = sources.contextcite_scores(masks, np.array(known["log_probabilities"]), known["tokens"])
+    assert scores == pytest.approx(known["scores"], abs=1e-3)
+
+
+def test_eight_removals_are_first_and_what_is_expected_of_others_is_less():
+    measured = types.SimpleNamespace(cost=lambda sets: (len(list(sets)), 1.0))
+    relevance, losses = np.arange(12.0), np.arange(12.0) * 2
+    rows = sources.with_removals(measured, (relevance, 3, 0.5), losses)
+    (alone, passes, seconds), (expected, *_) = rows.values()
+    assert (passes, seconds) == (11, 1.5)
+    assert alone[4:].tolist() == expected[4:].tolist() == losses[4:].tolist()
+    assert not alone[:4].any()
+    assert expected[:4] == pytest.approx(losses[:4])
+
+
+def test_a_tools_conversation_has_about_as_many_sources_as_its_size():
+    for size in sources.SIZES:
+        chat = sources._tool(random.Random(0), size)
+        assert abs(len(Context.of(chat).sources) - max(size, 8)) <= 4

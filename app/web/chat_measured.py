@@ -135,10 +135,10 @@ def _from(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     st.markdown(f"## Where does {_quoted(sentence.text)} come from?")
     st.markdown(f"**{markdown.plain(finding(sentence, measured.units))}**")
     st.html(bars(_rows(sentence)))
-    first = sentence.sources[0]
+    largest = sentence.sources[0]
     st.caption(
         markdown.plain(
-            f"Without the first: {change_text(sentence, first.change)}. Each bar is a removal: the nats of "
+            f"Without the first: {change_text(sentence, largest.change)}. Each bar is a removal: the nats of "
             "log-probability that this sentence of the answer loses. Gray: random other sentences."
         )
     )
