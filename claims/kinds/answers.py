@@ -33,7 +33,7 @@ class SourceClaim(Kind):
     value_is = "nats that the sentence of the answer loses without its source"
     control_is = "the largest loss without a random other source"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
+    def measured(self, model: Model, seed: int = 0) -> Measured:
         read = self.prompt
         if not 0 <= self.message < len(read) or self.source not in read[self.message]["content"]:
             raise InputError(f"Message {self.message} of the claim has no text {self.source!r}; correct the claim.")
