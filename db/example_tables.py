@@ -93,6 +93,13 @@ class SentenceTables:
         vectors = np.frombuffer(b"".join(vector for _, vector in rows), dtype=np.float16)
         return np.array([identity for identity, _ in rows], dtype=np.int64), vectors.reshape(len(rows), -1)
 
+    def with_vectors(self) -> Iterator[tuple[Sentence, bytes]]:
+        """Yield all sentences with their vectors (float16), empty where a sentence has none."""
+        columns = ", ".join(f"s.{name.strip()}" for name in SENTENCE_COLUMNS.split(","))
+        query = f"SELECT {columns}, v.vector FROM sentences s LEFT JOIN sentence_vectors v ON v.sentence = s.id"
+        for *row, vector in self.file.database.execute(f"{query} ORDER BY s.id"):
+            yield _sentence(row), vector or b""
+
     @reads
     def lacking(self, encoder: str) -> list[int]:
         """Return the ids of the examples that have no embedding by this encoder."""

@@ -108,8 +108,11 @@ class ScanTables:
             self.file.facts.set(facts)
         with suppress(sqlite3.Error):  # without disk space for a copy the file keeps its size
             self.file.database.execute("VACUUM")  # deleted rows took as much space as the results
+        self.close_log()
+
+    def close_log(self) -> None:
+        """Leave one file: one in WAL mode cannot be read where it cannot be written."""
         with suppress(sqlite3.Error):  # if others are reading
-            # A file in WAL mode cannot be read where it cannot be written.
             self.file.database.execute("PRAGMA journal_mode = DELETE").fetchone()
 
     def passed_over(self, limit: int) -> dict[str, int]:

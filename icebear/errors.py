@@ -104,6 +104,7 @@ EXTRAS = {
     "mcp": {"mcp": "mcp"},
     "serve": {"fastapi": "fastapi", "uvicorn": "uvicorn"},
     "devices": {"accelerate": "accelerate"},
+    "ray": {"ray": "ray"},
     "bits": {"accelerate": "accelerate", "bitsandbytes": "bitsandbytes"},
 }
 """Optional part of icebear (see pyproject.toml) -> module -> package."""

@@ -189,8 +189,8 @@ class PairedAttention(Function):
             at_queries.append(gradient * scale)
             at_keys = at_keys or gradients
             if gradients is not at_keys:
-                for whole, gradient in zip(at_keys, gradients, strict=True):
-                    whole[:, :, keys] += gradient
+                for total, gradient in zip(at_keys, gradients, strict=True):
+                    total[:, :, keys] += gradient
         dq = at_queries[0] if len(at_queries) == 1 else torch.cat(at_queries[::-1], 2)
         return *map(first_rows, (dq, *at_keys)), None, None, None, None
 

@@ -42,6 +42,21 @@ COMMIT_SECONDS = 20.0
 """A kill loses at most this much work, and the current shard."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One of several parts of a scan, which are computed apart: its shards have the numbers `index` - 1 modulo `count`,
+    counted from 0."""
+
+    index: int
+    count: int
+
+    def has(self, shard: int) -> bool:
+        return shard % self.count == self.index - 1
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
 @typed
 def build_index(
     model: Model,
@@ -99,8 +114,21 @@ def build_index(
     """
     need("index")  # at the start, not after the scan
     settings = Settings(k, indexed_sites(model, several(sites)), max_tokens, seed)
-    index_size(model, settings.sites)  # raises for what the model does not have, before anything is written
-    facts = {
+    facts = facts_of(model, corpus, settings)
+    with store.exclusively():
+        store.check(model.fingerprint, model.name)
+        if not store.scan.finished_with(facts):
+            full, short, counts = scan(model, corpus, store, settings, facts, on_progress, on_batch, batch_size)
+            finish(model, store, settings, merge(full, short), counts, corpus.size())
+        ensure_vectors(model, store)
+        ensure_heads(model, store)
+        return indexed_counts(store)
+
+
+def facts_of(model: Model, corpus: Corpus, settings: Settings) -> dict[str, Any]:
+    """Return the facts that identify a scan. Raises `InputError` for sites that the model does not have."""
+    index_size(model, settings.sites)
+    return {
         "model": model.name,
         "fingerprint": model.fingerprint,
         "dtype": model.dtype_name,
@@ -110,58 +138,76 @@ def build_index(
         **{name: value for name, value in vars(settings).items() if name not in ("head_means", "sites")},
         "sites": list(settings.sites),
     }
-    with store.exclusively():
-        store.check(model.fingerprint, model.name)
-        if not store.scan.finished_with(facts):
-            table, counts = _scan(model, corpus, store, settings, facts, on_progress, on_batch, batch_size)
-            passed_over = store.scan.passed_over(settings.max_tokens)
-            facts = {
-                "finished": True,
-                "limit": corpus.limit,
-                "documents": corpus.size(),
-                "tokens": table.token_count,
-                "statistics_tokens": table.counted,
-                "counts": {**counts, **{what: n for what, n in passed_over.items() if n}},
-                "encoder": None,
-                "gated": "ffn" in settings.sites and gated(model),
-                "made_with": model.made_with,
-            }
-            store.scan.finish(_columns(table, model, settings.sites), _examples(table), facts)
-        ensure_vectors(model, store)
-        ensure_heads(model, store)
-        return Counter(store.facts.all().get("counts") or {"sentences": store.count("sentences")})
 
 
-def _scan(
+def finish(
+    model: Model, store: Store, settings: Settings, table: ScanSummary, counts: Counter[str], documents: int | None
+) -> None:
+    """Write the results of a scan."""
+    passed_over = store.scan.passed_over(settings.max_tokens)
+    facts = {
+        "finished": True,
+        "limit": store.facts.get("claimed_limit"),
+        "documents": documents,
+        "tokens": table.token_count,
+        "statistics_tokens": table.counted,
+        "counts": {**counts, **{what: n for what, n in passed_over.items() if n}},
+        "encoder": None,
+        "gated": "ffn" in settings.sites and gated(model),
+        "made_with": model.made_with,
+    }
+    store.scan.finish(_columns(table, model, settings.sites), _examples(table), facts)
+
+
+def check_table(table: ScanSummary, counts: Counter[str]) -> None:
+    """Raise `InputError` where a scan has no results."""
+    if not counts["sentences"]:
+        raise InputError(_without_sentences(counts))
+    if not table.counted:
+        raise InputError(f"Each of the corpus's first {SHARD} sentences has only one token; give another corpus.")
+
+
+def indexed_counts(store: Store) -> Counter[str]:
+    """Return the counts of the corpus of a finished scan."""
+    return Counter(store.facts.all().get("counts") or {"sentences": store.count("sentences")})
+
+
+def scan(
     model: Model,
     corpus: Corpus,
     store: Store,
     settings: Settings,
     facts: dict[str, Any],
-    on_progress: OnProgress,
-    on_batch: OnBatch | None,
-    batch_size: int | None,
-) -> tuple[ScanSummary, Counter[str]]:
-    """Scan and commit the missing shards. Return the summary of all shards, and the counts of the corpus.
+    on_progress: OnProgress = unwatched,
+    on_batch: OnBatch | None = None,
+    batch_size: int | None = None,
+    part: Part | None = None,
+) -> tuple[ScanSummary, ScanSummary, Counter[str]]:
+    """Scan and commit the missing shards. Return the summary of all complete shards, that of the last one if it is
+    shorter, and the counts of the corpus.
 
-    A last shard that is shorter is not in the committed summary, because a larger limit would extend it.
+    A shorter last shard is not in the committed summary, because a larger limit would extend it.
+
+    part: scan its shards only.
     """
     short = empty_summary(index_size(model, settings.sites), settings.k, head_count(model, settings.sites))
     packed = store.scan.progress()
-    if "head" in settings.sites:
+    if "head" in settings.sites and (packed or settings.head_means is None):
         means = load(packed.pop("head_means"))["head_means"] if packed else head_means(model)
         settings = dataclasses.replace(settings, head_means=means)
-    table = _unpack(packed) if packed else short
+    table = unpack(packed) if packed else short
     done = {number for number, size in store.scan.shards().items() if size == SHARD} if table.token_count else set()
     counts: Counter[str] = Counter()
     last = time.monotonic()
     counted = not corpus.streamed and on_progress is not unwatched  # a stream is not read twice, only to count it
-    advance = counting(on_progress, sum(1 for _ in corpus.sentences()) if counted else 0)
+    wanted = part.has if part else lambda number: True
+    of_corpus = enumerate(shards(corpus.sentences(), SHARD)) if counted else ()
+    advance = counting(on_progress, sum(len(shard) for number, shard in of_corpus if wanted(number)))
     advance(SHARD * len(done))
     waiting: dict[int, list[tuple[Sentence, bytes]]] = {}
 
     for number, shard in enumerate(shards(corpus.sentences(counts), SHARD)):
-        if number in done:
+        if number in done or not wanted(number):
             continue
         sums = sums_up(number, settings.seed)
         scanned, vectors = scan_shard(model, shard, settings, table.values[:, :, -1], batch_size, sums, on_batch)
@@ -178,15 +224,12 @@ def _scan(
         ]
         advance(len(shard))
         if table.token_count and time.monotonic() - last > COMMIT_SECONDS:
-            store.scan.commit(waiting, _pack(table, settings), facts)
+            store.scan.commit(waiting, pack(table, settings), facts)
             waiting, last = {}, time.monotonic()
-    total = merge(table, short)
-    if not counts["sentences"]:
-        raise InputError(_without_sentences(counts))
-    if not total.counted:
-        raise InputError(f"Each of the corpus's first {SHARD} sentences has only one token; give another corpus.")
-    store.scan.commit(waiting, _pack(table, settings), facts)
-    return total, counts
+    if part is None:
+        check_table(merge(table, short), counts)
+    store.scan.commit(waiting, pack(table, settings), facts)
+    return table, short, counts
 
 
 def _without_sentences(counts: Counter[str]) -> str:
@@ -200,7 +243,7 @@ def _without_sentences(counts: Counter[str]) -> str:
     return f"The corpus has no text{empty}; check the file, or choose another column with --column."
 
 
-def _pack(table: ScanSummary, settings: Settings) -> dict[str, bytes]:
+def pack(table: ScanSummary, settings: Settings) -> dict[str, bytes]:
     """Return each tensor by itself, because SQLite holds at most a gigabyte in one value."""
     if not table.token_count:
         return {}
@@ -211,7 +254,7 @@ def _pack(table: ScanSummary, settings: Settings) -> dict[str, bytes]:
     return {name: save({name: torch.as_tensor(part)}) for name, part in parts.items()}
 
 
-def _unpack(packed: dict[str, bytes]) -> ScanSummary:
+def unpack(packed: dict[str, bytes]) -> ScanSummary:
     tensors = {name: load(part)[name] for name, part in packed.items()}
     statistics = {name: tensors.pop(name) for name in STATISTICS}
     parts: dict[str, Any] = {name: part if part.dim() else int(part) for name, part in tensors.items()}

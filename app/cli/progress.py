@@ -80,10 +80,23 @@ def indexing(
     with icebear.open_store(store_path, create=True) as store:
         with bar("sentences") as move:
             counts = icebear.build_index(model, corpus, store, on_progress=move, **options)
-        if encoder:
-            with bar("sentences encoded") as move:
-                icebear.embed_examples(store, encoder, move)
+        _embed(store, encoder)
     return counts
+
+
+def merging(model: icebear.Model, folder: str, store_path: str, encoder: icebear.Encoder | None) -> Counter[str]:
+    """Call `merge_parts`, then `embed_examples`; return the counts of the index."""
+    with icebear.open_store(store_path, create=True) as store:
+        with waiting("Merging the parts"):
+            counts = icebear.merge_parts(model, folder, store)
+        _embed(store, encoder)
+    return counts
+
+
+def _embed(store: icebear.Store, encoder: icebear.Encoder | None) -> None:
+    if encoder:
+        with bar("sentences encoded") as move:
+            icebear.embed_examples(store, encoder, move)
 
 
 def annotating(model: icebear.Model, store: icebear.Store, neurons: Sequence[Neuron], k: int) -> int:

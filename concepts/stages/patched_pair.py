@@ -417,9 +417,9 @@ class CachedPasses(Passes):
         for kind, site in ((kind, site) for kind, sites in KINDS.items() for site in sites if site in pair.sites):
             at, nodes = self.model.layers_with(site), _together(states, site)
             free = torch.tensor([[pair.explained in state.free_tokens(kind)] for state in states])  # (N, 1)
-            some, every = (free, free) if nodes is None else (free | nodes.any(-1)[:, at], free | nodes.all(-1)[:, at])
-            is_held[:, at] &= ~some
-            is_free[:, at] &= every
+            has_any, has_all = (free, free) if nodes is None else (nodes.any(-1)[:, at], nodes.all(-1)[:, at])
+            is_held[:, at] &= ~(free | has_any)
+            is_free[:, at] &= free | has_all
         leading = torch.stack([is_held, is_free], -1).long().cumprod(1).sum(1).tolist()  # layers before the first other
         begins = []
         for state, (held, free) in zip(states, leading, strict=True):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections import Counter
 from functools import partial
+from typing import Any
 
 import click
 
 import icebear
 from icebear.app.cli.options import Choice, ModelOptions, argument, named, option, record, verb
 from icebear.app.cli.output import show
-from icebear.app.cli.progress import annotating, bar, indexing
+from icebear.app.cli.progress import annotating, bar, indexing, merging
 from icebear.app.cli.stores import named_or_folder_store, neurons_named, store_or_shipped
 from icebear.errors import InputError, need
 from icebear.paths import local
@@ -45,6 +49,15 @@ class Options:
     )
     status: bool = option("Scan nothing; show what the index has, and how far its scan is.")
     store: str = option(type="file")
+    parts: str | None = option("Folder of the parts of a scan over several machines.", type="folder", advanced=True)
+    part: str | None = option(
+        "With --parts: scan only part I of N, such as 3/8. Run it once for each part.", metavar="I/N", advanced=True
+    )
+    merge: bool = option("With --parts: merge the parts into --store.", advanced=True)
+    workers: int | None = option("Scan in parts on so many Ray workers.", type="count", advanced=True)
+    address: str | None = option(
+        "With --workers: address of a running Ray cluster, or auto.", show_default="one on this machine", advanced=True
+    )
     json: bool
     max_tokens: int = option(default=256, advanced=True)
     encoder: str = option(
@@ -73,6 +86,8 @@ def index(options: Options) -> None:
       icebear index --limit 20 --store wiki.db
       icebear index --annotate L29.ffn.860 --k 2 --store wiki.db
       icebear index --lens
+      icebear index --part 1/8 --parts parts
+      icebear index --merge --parts parts --store wiki.db
     """
     modes = {"--status": options.status, "--annotate": options.annotate, "--lens": options.lens}
     chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
@@ -89,18 +104,81 @@ def index(options: Options) -> None:
     need("index")
     from icebear.actmax.shipped.index_choice import replacement
 
-    documents = icebear.read_corpus(
-        WIKI if options.corpus is None else options.corpus,
-        *(options.limit, options.language, options.column, options.subset, options.split, options.revision),
-    )
-    how = {"k": options.k, "sites": options.site, "max_tokens": options.max_tokens}
-    encoder = _encoder(options.encoder) if options.encoder != "none" else None
-    counts = indexing(options.model.load(), documents, options.store, encoder, **how)
+    part = _part(options)
+    encoder = _encoder(options.encoder) if options.encoder != "none" and not part else None
+    model, how = options.model.load(), {"k": options.k, "sites": options.site, "max_tokens": options.max_tokens}
+    if part:
+        return _scan_part(options, model, *part, how)
+    if options.merge:
+        counts = merging(model, str(options.parts), options.store, encoder)
+    elif options.workers:
+        counts = _on_workers(options, model, encoder, how)
+    else:
+        counts = indexing(model, _documents(options), options.store, encoder, **how)
     with icebear.open_store(options.store) as store:
         document = {**store.made_with(), "store": options.store, "counts": counts}
     lines = [f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}"]
     lines += filter(None, [replacement(local(options.store), document["model"]["name"])])
     show(options.json, document, *lines)
+
+
+def _documents(options: Options) -> icebear.Corpus:
+    return icebear.read_corpus(
+        WIKI if options.corpus is None else options.corpus,
+        *(options.limit, options.language, options.column, options.subset, options.split, options.revision),
+    )
+
+
+def _part(options: Options) -> tuple[int, int] | None:
+    """Return I and N of --part. Raises `UsageError` for options that do not go together."""
+    if (options.part or options.merge) and not options.parts:
+        raise click.UsageError("--part and --merge need --parts, the folder of the parts; add it.")
+    if options.parts and not (options.part or options.merge or options.workers):
+        raise click.UsageError("--parts needs --part I/N, --merge or --status; add one of them.")
+    if bool(options.part) + options.merge + bool(options.workers) > 1:
+        raise click.UsageError("--part, --merge and --workers exclude each other; give one of them.")
+    if options.address and not options.workers:
+        raise click.UsageError("--address needs --workers; add it.")
+    if options.part is None:
+        return None
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", options.part)
+    if not match:
+        raise click.UsageError(f"{options.part!r} is no part; give its number and the number of parts, such as 3/8.")
+    return int(match[1]), int(match[2])
+
+
+def _scan_part(options: Options, model: icebear.Model, part: int, parts: int, how: dict[str, Any]) -> None:
+    with bar("sentences") as move:
+        path = icebear.scan_part(model, _documents(options), str(options.parts), part, parts, on_progress=move, **how)
+    document: dict[str, Any] = {"part": part, "parts": parts, "file": str(path), **model.made_with}
+    show(options.json, document, f"{path}: part {part} of {parts} is complete.", *_parts_lines(str(options.parts)))
+
+
+def _on_workers(
+    options: Options, model: icebear.Model, encoder: icebear.Encoder | None, how: dict[str, Any]
+) -> Counter[str]:
+    """Scan on Ray workers, and merge; return the counts of the index. The parts are kept until then."""
+    from icebear.actmax.index.ray_parts import scan_on_ray
+
+    folder = options.parts or f"{options.store}.parts"
+    with bar("parts") as move:
+        scan_on_ray(model, _documents(options), folder, options.workers or 1, options.address, move, **how)
+    counts = merging(model, folder, options.store, encoder)
+    if not options.parts:
+        shutil.rmtree(folder)
+    return counts
+
+
+def _parts_lines(folder: str) -> list[str]:
+    """Return which parts of a scan a folder has, a line for each number of parts."""
+    from icebear.actmax.index.parts import parts_in
+
+    lines = []
+    for count, has in parts_in(local(folder)).items():
+        complete = sum(has.values())
+        begun = ", ".join(str(part) for part, is_complete in has.items() if not is_complete)
+        lines.append(f"{folder}: {complete} of {count} parts are complete{f'; begun: {begun}' if begun else ''}.")
+    return lines or [f"{folder}: no parts."]
 
 
 def _encoder(name: str) -> icebear.Encoder | None:
@@ -110,6 +188,10 @@ def _encoder(name: str) -> icebear.Encoder | None:
 
 
 def _status(options: Options) -> None:
+    if options.parts:
+        from icebear.actmax.index.parts import parts_in
+
+        return show(options.json, {"parts": parts_in(local(options.parts))}, *_parts_lines(options.parts))
     path = store_or_shipped(options.store, options.model.load, options.model.model)
     with icebear.open_store(path) as store:
         made_with, status = store.made_with(), store.status()

@@ -1,0 +1,139 @@
+"""A scan in parts against one run: any order, killed parts, parts of other scans."""
+
+import random
+
+import pytest
+import torch
+
+from icebear import build_index, open_store, read_corpus
+from icebear.actmax.index import build, parts
+from icebear.actmax.index.parts import merge_parts, parts_in, scan_part
+from icebear.errors import InputError, StoreError
+
+K = 5
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(corpus, monkeypatch):
+    monkeypatch.setattr(build, "SHARD", 4)
+    monkeypatch.setattr(build, "COMMIT_SECONDS", 0)
+
+
+@pytest.fixture
+def whole(model, corpus, tmp_path):
+    """The checksum of one run."""
+    with open_store(tmp_path / "whole.db", create=True) as store:
+        counts = build_index(model, corpus, store, k=K)
+        return store.checksum(), counts
+
+
+def stopping(after):
+    def stop(done, total):
+        if done >= after:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_parts_in_any_order_are_one_run(model, corpus, tmp_path, whole, count):
+    """Some are interrupted and run again; some have no shard."""
+    order = random.Random(count).sample(range(1, count + 1), count)
+    for part in order:
+        if part % 3 == 0:
+            with pytest.raises(KeyboardInterrupt):
+                scan_part(model, corpus, tmp_path / "parts", part, count, k=K, on_progress=stopping(8))
+            assert parts_in(tmp_path / "parts")[count][part] is False
+        path = scan_part(model, corpus, tmp_path / "parts", part, count, k=K)
+        assert scan_part(model, corpus, tmp_path / "parts", part, count, k=K) == path
+    assert parts_in(tmp_path / "parts") == {count: dict.fromkeys(range(1, count + 1), True)}
+    with open_store(tmp_path / "merged.db", create=True) as store:
+        assert merge_parts(model, tmp_path / "parts", store) == whole[1]
+        assert store.checksum() == whole[0]
+        assert store.is_complete
+        assert sum(store.scan.shards().values()) == store.count("sentences")
+
+
+def test_a_merged_index_goes_on_to_a_larger_limit(model, corpus, tmp_path):
+    few, more = (read_corpus(corpus.facts["corpus"], limit=limit) for limit in (5, 30))
+    for part in (1, 2):
+        scan_part(model, few, tmp_path / "parts", part, 2, k=K)
+    with open_store(tmp_path / "merged.db", create=True) as store, open_store(tmp_path / "one.db", create=True) as one:
+        merge_parts(model, tmp_path / "parts", store)
+        build_index(model, more, store, k=K)
+        build_index(model, more, one, k=K)
+        assert store.checksum() == one.checksum()
+
+
+def test_missing_and_other_parts_are_named(model, corpus, tmp_path):
+    folder = tmp_path / "parts"
+
+    def merged():
+        with open_store(tmp_path / "merged.db", create=True) as store:
+            return merge_parts(model, folder, store)
+
+    with pytest.raises(StoreError, match="no parts"):
+        merged()
+    scan_part(model, corpus, folder, 2, 3, k=K)
+    with pytest.raises(StoreError, match="2 of 3 parts") as error:
+        merged()
+    assert "1, 3" in str(error.value)
+    scan_part(model, corpus, folder, 1, 3, k=K)
+    scan_part(model, corpus, folder, 3, 3, k=K + 1)
+    with pytest.raises(StoreError, match="k 6"):
+        merged()
+    (folder / "part-3-of-3.db").unlink()
+    scan_part(model, corpus, folder, 3, 3, k=K)
+    with pytest.raises(StoreError):
+        scan_part(model, corpus, folder, 3, 3, k=K + 1)
+    (folder / "part-1-of-2.partial").write_bytes(b"")
+    with pytest.raises(StoreError, match="and of"):
+        merged()
+    (folder / "part-1-of-2.partial").unlink()
+    merged()
+    with pytest.raises(StoreError, match="already"):
+        merged()
+    for wrong in ((0, 3), (4, 3), (1, 0)):
+        with pytest.raises(InputError):
+            scan_part(model, corpus, folder, *wrong, k=K)
+
+
+def test_a_part_that_another_process_scans_is_left_to_it(model, corpus, tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    partial = folder / "part-1-of-2.partial"
+    with open_store(partial, create=True) as store, store.exclusively(), pytest.raises(StoreError):
+        scan_part(model, corpus, folder, 1, 2, k=K)
+    scan_part(model, corpus, folder, 1, 2, k=K)
+
+
+def test_a_part_that_was_stopped_before_its_file_was_renamed_is_complete(model, corpus, tmp_path, monkeypatch, whole):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(parts.os, "replace", killed)
+        scan_part(model, corpus, tmp_path / "parts", 1, 1, k=K)
+    scan_part(model, corpus, tmp_path / "parts", 1, 1, k=K)
+    with open_store(tmp_path / "merged.db", create=True) as store:
+        merge_parts(model, tmp_path / "parts", store)
+        assert store.checksum() == whole[0]
+
+
+def test_the_means_of_heads_are_those_of_the_first_part(model, corpus, tmp_path, monkeypatch):
+    """Another machine would measure others."""
+    seen = []
+    means = parts.head_means(model)
+
+    def measured(model):
+        seen.append(1)
+        return means + len(seen)
+
+    monkeypatch.setattr(parts, "head_means", measured)
+    for part in (1, 2):
+        scan_part(model, corpus, tmp_path / "parts", part, 2, k=K)
+    assert len(seen) == 1
+    with open_store(tmp_path / "merged.db", create=True) as store:
+        merge_parts(model, tmp_path / "parts", store)
+        kept = build.load(store.scan.progress()["head_means"])["head_means"] if store.scan.progress() else means + 1
+        assert torch.equal(kept, means + 1)
