@@ -17,7 +17,7 @@ from icebear.actmax.labels.auto import measure_activations
 from icebear.actmax.labels.choice import Candidates, Chosen, better_of, score_parts
 from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg
 from icebear.actmax.labels.null import Nulls, Sides, sides, true_share
-from icebear.actmax.labels.sample import Sample, prepare_samples
+from icebear.actmax.labels.sample import PARTS, Sample, prepare_samples
 from icebear.actmax.labels.scores import score, token_mean_baseline
 from icebear.app.cli.verbs.evaluate import command
 from icebear.convert import CONVERTER
@@ -130,11 +130,9 @@ def pair_lines(batch: Sides, nulls: Nulls) -> list[dict[str, Any]]:
 
 def _of_table(batch: Sides, row: int) -> dict[str, float]:
     learnt = [batch.fired["train"], batch.fired["validation"]]
-    test, train, validation = (
-        token_mean_baseline(learnt, batch.fired[part], row) for part in ("test", "train", "validation")
-    )
-    passes = any(test[by] >= THRESHOLDS[by] for by in test)
-    return test | _numbers(passes, test["token"], train["token"], validation["token"])
+    test = {by: token_mean_baseline(learnt, batch.fired["test"], row, by) for by in THRESHOLDS}
+    train, validation = (token_mean_baseline(learnt, batch.fired[part], row, "token") for part in PARTS[:2])
+    return test | _numbers(any(test[by] >= THRESHOLDS[by] for by in test), test["token"], train, validation)
 
 
 def _of_labels(best: Candidates, batch: Sides, row: int, nulls: Nulls) -> dict[str, float]:

@@ -33,6 +33,8 @@ EXAMPLES = 6
 """The number of sentences of each side of a neuron; heads, which are few, have all."""
 VECTOR_BYTES = 48
 """The size of the vector of a sentence."""
+COMPONENTS = 192
+"""The principal components of the vectors that are quantized; they have 90 % of the variance."""
 OF_VECTORS = ("center", "spread", "ceilings", "typical")
 """Facts that are made with the vectors."""
 
@@ -83,25 +85,37 @@ def pack(store: Store, path: Path) -> None:
 
 
 def packed_vectors(store: Store, ids: np.ndarray) -> Arrays:
-    """Return the vectors of the sentences with these ids, rotated and quantized to `VECTOR_BYTES` each by FAISS."""
+    """Return the vectors of the sentences with these ids: as many principal components as `COMPONENTS` says, in groups
+    of about the same variance, each of which FAISS's product quantizer writes as a byte (Ge et al. 2013)."""
     import faiss
 
     known, rows = store.sentences.vectors(None, "embeddings")
     rows = rows[np.argsort(known)][np.searchsorted(np.sort(known), ids)].astype(np.float32)
     center = rows.mean(0)
     rows = rows - center
-    rotation = faiss.OPQMatrix(rows.shape[1], VECTOR_BYTES)
-    rotation.train(rows)
-    turned = rotation.apply(rows)
-    quantizer = faiss.ProductQuantizer(rows.shape[1], VECTOR_BYTES, 8)
+    variance, directions = (part[..., ::-1][..., :COMPONENTS] for part in np.linalg.eigh(rows.T @ rows))
+    rotation = directions[:, _groups(variance, VECTOR_BYTES)]  # (D, C)
+    turned = np.ascontiguousarray(rows @ rotation)
+    quantizer = faiss.ProductQuantizer(turned.shape[1], VECTOR_BYTES, 8)
     quantizer.train(turned)
     centroids = faiss.vector_to_array(quantizer.centroids).reshape(VECTOR_BYTES, 256, -1)
     return {
         "vector_codes": quantizer.compute_codes(turned),
         "vector_centroids": centroids.astype(np.float16),
-        "vector_rotation": faiss.vector_to_array(rotation.A).reshape(rows.shape[1], -1).astype(np.float16),
+        "vector_rotation": rotation.T.astype(np.float16),
         "vector_center": center,
     }
+
+
+def _groups(variance: np.ndarray, count: int) -> list[int]:
+    """Return components in order of their group. In turn, the largest one goes to the group whose product of variances
+    is smallest."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    size = len(variance) // count
+    for component in range(size * count):
+        able = (group for group in groups if len(group) < size)
+        min(able, key=lambda group: np.log(variance[group] / variance[-1]).sum()).append(component)
+    return [component for group in groups for component in group]
 
 
 def packed_map(store: Store, examples: np.recarray) -> tuple[Arrays, dict[str, Any]] | None:
@@ -149,8 +163,8 @@ def packed_labels(store: Store) -> tuple[Arrays, dict[str, Any]] | None:
         else:
             items += [len(label), *(tokens.setdefault(token, len(tokens)) for token in label)]
         if meaning.significant:
-            other = record["auroc"][UNITS[meaning.by == UNITS[0]]]
-            scores.append([*(record[name] for name in SCORES[:3]), other, record["other_neuron"] or 0.0])
+            by_token, other = record["auroc"]["token"], record["other_neuron"] or 0.0
+            scores.append([*(record[name] for name in SCORES[:3]), by_token, other])
     arrays = {
         "label_kinds": np.array(kinds, np.uint8),
         "label_units": np.array(units, np.uint8),

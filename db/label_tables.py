@@ -29,6 +29,7 @@ class LabelTables:
         rows = json_list(scores, dict)
         for score in rows:
             with_types((score["score"], score["by"]), float, str)
+        rows = sorted(rows, key=lambda row: (row.get("significant", False), row["score"]))  # the best one is last
         return text, {score["polarity"]: score for score in rows}
 
     def set_manual(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
@@ -103,7 +104,7 @@ class LabelTables:
 def _meaning(row: tuple) -> Meaning:
     layer, site, idx, polarity, kind, text, by, score, p, significant, record = row
     with_types((kind, text, by, score, p), str, str, str, float, float)
-    if by not in ("token", "sentence"):
+    if by not in ("token", "sentence", "pattern"):
         raise ValueError(f"{shown(by)} is not a unit")
     neuron = Neuron(layer, site, idx)
     return Meaning(neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), _checked(json.loads(record)))

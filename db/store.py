@@ -18,12 +18,13 @@ from icebear.records import Example, Hit, Neuron, Projection
 NO_RESULT = ("icebear", "progress", "vectors", "sentences_fts", "sqlite_")
 """Prefixes of tables that do not count for the checksum; of `vectors` the files count."""
 RESULTS = {
-    **{"icebear": "name <> 'digest'", "controls": "name NOT LIKE 'topics%' AND name NOT LIKE 'labels%'"},
+    "icebear": "name <> 'digest'",
+    "controls": " AND ".join(f"name NOT LIKE '{beginning}%'" for beginning in ("topics", "labels", "descriptions")),
     **dict.fromkeys(("shards", "sentences", "sentences_fts_data", "sentences_fts_docsize", "neurons", "examples"), "1"),
     "embeddings": "1",
     **dict.fromkeys(("tokens", "w_out_norms", "vectors", "vectors_null"), "1"),
 }
-"""The tables that nobody changes after a scan -> the condition for their rows; topics and nulls are of labels."""
+"""The tables that nobody changes after a scan -> the condition for their rows; other controls are of labels."""
 
 
 @contextmanager

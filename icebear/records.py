@@ -263,7 +263,7 @@ class Meaning:
     polarity."""
     text: str
     by: str
-    """The unit of the score, ``token`` or ``sentence``."""
+    """The unit of the score, ``token``, ``sentence`` or ``pattern``."""
     score: float
     """The AUROC of the label for the units with the largest activations (chance 0.5)."""
     p: float

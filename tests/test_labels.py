@@ -27,8 +27,9 @@ from benchmarks import labels as evaluation
 from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.labels import kinds, null, sample, scores
-from icebear.actmax.labels.auto import BATCH, control_name, label_neurons, score_label
+from icebear.actmax.labels.auto import BATCH, control_name, label_neurons
 from icebear.actmax.labels.choice import score_parts
+from icebear.actmax.labels.descriptions import score_label
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg, most_significant
 from icebear.actmax.labels.null import Nulls, sides, true_share
@@ -114,7 +115,7 @@ def test_a_planted_neuron_gets_the_right_label(indexed):
         assert topic.significant
         assert topic.score > 0.9
         assert set(topic.text.removeprefix("sentences about ").split(", ")) <= set(TOPICS["song"])
-        assert (word.kind, word.text, word.by) == ("tokens", "at 'zebra'", "token")
+        assert (word.kind, word.text, word.by) == ("tokens", "at 'zebra'", "pattern")
         assert word.significant
         assert word.score > 0.95
         assert {meaning.text for meaning in most_significant(store.labels.all_meanings())} >= {topic.text, word.text}

@@ -10,7 +10,8 @@ from icebear.actmax import searching
 from icebear.actmax.atlas.atlas import atlas
 from icebear.actmax.atlas.saved_map import save_map, saved_drawing, saved_map
 from icebear.actmax.labels import null, sample
-from icebear.actmax.labels.auto import label_neurons, score_label
+from icebear.actmax.labels.auto import label_neurons
+from icebear.actmax.labels.descriptions import score_label
 from icebear.actmax.shipped.shipped_index import unpack
 from icebear.db.vectors import unit
 from icebear.values import stable_hash

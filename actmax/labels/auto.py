@@ -7,21 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from icebear.actmax.labels.choice import Chosen, choose_labels
+from icebear.actmax.labels.choice import Chosen
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.meanings import THRESHOLDS
-from icebear.actmax.labels.null import Nulls, Sides, controls, random_neurons, sides, true_share
+from icebear.actmax.labels.null import Null, Nulls, Sides, controls, random_neurons, sides, true_share
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations, topics_name
 from icebear.actmax.labels.scores import TopActivations, score, token_mean_baseline
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
-from icebear.db.terms import words
-from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Meaning, Neuron
 from icebear.steps import OnProgress, counting, unwatched
 
-GROUP = 4096
+GROUP = 8192
 """The number of neurons whose activations are in memory at once (about 140 kB each)."""
 BATCH = 16
 """The number of neurons that are scored at once; a kill loses at most their labels."""
@@ -86,30 +83,6 @@ def control_name(store: Store, seed: int = 0, heads: bool = False) -> str:
     return f"labels {topics_name(store)} {seed}{' heads' if heads else ''}"
 
 
-def score_label(
-    model: Model,
-    store: Store,
-    neuron: Neuron,
-    text: str,
-    on_progress: OnProgress = unwatched,
-) -> list[Meaning]:
-    """Score a label that a person wrote, at both polarities.
-
-    Its words are the tokens that the label is true at, with or without a space before them. Raises `InputError` for a
-    text without words.
-    """
-    spelled = words(text.lower())
-    if not spelled:
-        raise InputError("A label without words cannot be scored; give a label with words.")
-    store.check(model.fingerprint, model.name, model.dtype_name)
-    parts = prepare_samples(model, store)
-    advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
-    values, nulls = measure_activations(model, store, parts, [neuron], advance)
-    label = Label("tokens", tuple(form for word in spelled for form in (word, f" {word}")))
-    both = sides(parts, [neuron], values)
-    return meanings_of(both, choose_labels([label], both.fired), nulls)
-
-
 # --- scores of a label ---------------------------------------------------------------------------------------
 
 
@@ -117,22 +90,23 @@ def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: Nulls) -> list[Me
     """Return the label that was chosen for each side, with its scores on the test part."""
     rows = enumerate(zip(batch.names, batch.active, chosen, strict=True))
     return [
-        _meaning(batch, row, label, nulls) if active else Meaning.hardly_active(*side)
+        meaning_of(batch, row, label, nulls) if active else Meaning.hardly_active(*side)
         for row, (side, active, label) in rows
     ]
 
 
-def _meaning(batch: Sides, row: int, chosen: Chosen, nulls: Nulls) -> Meaning:
+def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: Null) -> Meaning:
+    """Return the label of a side with its scores, controls, and, if it passes, sentences of the test part."""
     (neuron, polarity), fired = batch.names[row], batch.fired
     test, label, by = fired["test"], chosen.label, chosen.by
     others = nulls.others(chosen, neuron.layer, true_share(label, batch))
     passes = nulls.is_significant(chosen, neuron.layer)
     record = {
         **CONVERTER.unstructure(chosen),
-        "token_mean": token_mean_baseline([fired["train"], fired["validation"]], test, row)["token"],
-        "auroc": {unit: score(label, unit, test, row) for unit in THRESHOLDS},
+        "token_mean": token_mean_baseline([fired["train"], fired["validation"]], test, row, "token"),
+        "auroc": {"token": score(label, "token", test, row), by: chosen.test},
         "other_neuron": score(others[0], by, test, row) if others else None,
-        "thresholds": {name: 0.5 + top * (THRESHOLDS[by] - 0.5) for name, top in nulls.quantiles(neuron.layer).items()},
+        "thresholds": nulls.thresholds(by, neuron.layer),
         "sentences": {part: len(top.sample.ids) for part, top in fired.items()},
         "examples": test_examples(label, test, row) if passes else {},
     }

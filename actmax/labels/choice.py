@@ -35,24 +35,17 @@ Candidates = dict[str, tuple[Label, float]]
 def best_of(labels: Sequence[Label], fired: TopActivations) -> list[Candidates]:
     """Return, for each side, the best label by each unit among those that raise the activation. The first label wins a
     tie. Where no label raises the activation of a side, the best of all."""
-    margins = {by: margin(by, label_aurocs(labels, by, fired)) for by in THRESHOLDS}
-    raising = {by: responding(labels, by, fired) for by in THRESHOLDS}
+    units = [by for by in THRESHOLDS if by != "pattern" or all(label.kind != "topic" for label in labels)]
+    margins = {by: margin(by, label_aurocs(labels, by, fired)) for by in units}
+    raising = {by: responding(labels, by, fired) for by in units}
     rows = []
     for row in range(len(fired.values)):
-        able = {by: raising[by][row] for by in THRESHOLDS}
+        able = {by: raising[by][row] for by in units}
         if not any(map(np.any, able.values())):
-            able = {by: np.ones(len(labels), dtype=bool) for by in THRESHOLDS}
-        best = {by: int(np.where(able[by], margins[by][row], -np.inf).argmax()) for by in THRESHOLDS if able[by].any()}
+            able = {by: np.ones(len(labels), dtype=bool) for by in units}
+        best = {by: int(np.where(able[by], margins[by][row], -np.inf).argmax()) for by in units if able[by].any()}
         rows.append({by: (labels[index], float(margins[by][row, index])) for by, index in best.items()})
     return rows
-
-
-def with_pattern(candidates: Candidates, pattern: tuple[Label, float] | None) -> Candidates:
-    """Return the candidates of a side with its best token pattern, which is by token, if it is better than the topic
-    by token."""
-    if pattern is None or ("token" in candidates and candidates["token"][1] >= pattern[1]):
-        return candidates
-    return {**candidates, "token": pattern}
 
 
 def better_of(candidates: Candidates, fired: dict[str, TopActivations], row: int) -> Chosen:

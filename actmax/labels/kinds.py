@@ -18,7 +18,8 @@ FEWEST = 8
 ALIKE = 0.3
 """The smallest cosine between a sentence and its topic."""
 
-LabelKind = Literal["topic", "tokens", "before", "after"]
+LabelKind = Literal["topic", "tokens", "before", "after", "description"]
+OF_SENTENCES = ("topic", "description")
 TokenKind = Literal["tokens", "before", "after"]
 STEPS: dict[TokenKind, int] = {"tokens": 0, "before": 1, "after": -1}
 """The kind of a token pattern -> where it looks for its tokens, relative to the neuron's token."""
@@ -43,26 +44,26 @@ class Label:
 
     kind: LabelKind
     items: tuple[str, ...]
-    """The words of a topic, or tokens in lower case, of which any makes the label true."""
+    """The words of a topic, or tokens in lower case, of which any makes the label true, or one description."""
 
     def true(self, sample: Sample) -> np.ndarray:
         """Return at which tokens the label is true (N,)."""
-        if self.kind == "topic":
+        if self.kind in OF_SENTENCES:
             return (self.degree(sample) >= ALIKE)[sample.sentence]
         codes = [sample.codes[text] for text in self.items if text in sample.codes]
         return np.isin(sample.beside(STEPS[self.kind]), codes)
 
     def degree(self, sample: Sample) -> np.ndarray:
         """Return the degree (S,) to which the label is true of each sentence; of a topic, their cosine."""
-        if self.kind == "topic":
-            return sample.topics[self.items]
+        if self.kind in OF_SENTENCES:
+            return (sample.topics if self.kind == "topic" else sample.described)[self.items]
         return sample.means(self.true(sample)[None, sample.counted])[0]
 
     def text(self, of_head: bool = False) -> str:
         """Return the label in words. of_head: of an attention head, whose activation is the attention that a token
         gets."""
-        if self.kind == "topic":
-            return f"sentences about {', '.join(self.items)}"
+        if self.kind in OF_SENTENCES:
+            return f"sentences about {', '.join(self.items)}" if self.kind == "topic" else self.items[0]
         tokens = ", ".join(dict.fromkeys(map(spelled, self.items)))
         if self.kind == "tokens":
             return f"{'from' if of_head else 'at'} {tokens}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from icebear.records import Meaning
 
-THRESHOLDS = {"token": 0.85, "sentence": 0.70}
+THRESHOLDS = {"token": 0.85, "sentence": 0.70, "pattern": 0.85}
 """The AUROC that a significant label has at least, by unit."""
 NOT_SCORED = "not labeled yet"
 NONE_PASSED = "no label passed"
@@ -19,9 +19,10 @@ HELD_OUT = {
     "false_alarms": "False alarms: tokens with small activations where the label is true",
 }
 """Groups of tokens from test documents."""
-POSITIVES = {
-    "token": "the 1 % of tokens with the largest activations",
-    "sentence": "the 5 % of sentences with the largest mean activations",
+SCORES = {
+    "token": "AUROC of the label for the 1 % of tokens with the largest activations",
+    "sentence": "AUROC of the label for the 5 % of sentences with the largest mean activations",
+    "pattern": "AUROC of the activation for the tokens where the label is true",
 }
 NULLS = {"circular_shift": "circular-shift null", "other_neuron": "other-neuron null"}
 
@@ -57,7 +58,8 @@ def label_title(meaning: Meaning | None) -> str:
         return NOT_SCORED
     if not meaning.kind:
         return meaning.text
-    return f"{meaning.text} ({meaning.score:.2f} by {meaning.by})" if meaning.significant else NONE_PASSED
+    written = f", written by {meaning.record['writer']}" if meaning.record.get("writer") else ""
+    return f"{meaning.text} ({meaning.score:.2f} by {meaning.by}{written})" if meaning.significant else NONE_PASSED
 
 
 def measured(meaning: Meaning) -> list[str]:
@@ -68,7 +70,7 @@ def measured(meaning: Meaning) -> list[str]:
     thresholds = record["thresholds"]
     nulls = ", ".join(f"{name} {thresholds[key]:.2f}" for key, name in NULLS.items() if key in thresholds)
     return [
-        f"AUROC of the label for {POSITIVES[by]}: {meaning.score:.2f} (chance 0.5, threshold {THRESHOLDS[by]:.2f}; "
+        f"{SCORES[by]}: {meaning.score:.2f} (chance 0.5, threshold {THRESHOLDS[by]:.2f}; "
         f"95th percentile of the {nulls}; p {meaning.p:.3f}), on {record['sentences']['test']} test sentences.",
         f"Another neuron's label: {_number(record['other_neuron'])}; on train documents: "
         f"{_number(record['train'])}; by token: {record['auroc']['token']:.2f}; upper baseline (table of the mean "

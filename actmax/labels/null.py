@@ -7,11 +7,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from icebear.actmax.labels.choice import Candidates, Chosen, best_of, better_of, score_parts, with_pattern
+from icebear.actmax.labels.choice import Candidates, Chosen, best_of, better_of, score_parts
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.meanings import THRESHOLDS
 from icebear.actmax.labels.patterns import best_patterns
@@ -54,7 +54,9 @@ class Sides:
         active say nothing."""
         train, validation = self.fired["train"], self.fired["validation"]
         topics, patterns = best_of(self.candidates, validation), best_patterns(train, validation)
-        return [with_pattern(*both) for both in zip(topics, patterns, strict=True)]
+        return [
+            {**best, "pattern": pattern} if pattern else best for best, pattern in zip(topics, patterns, strict=True)
+        ]
 
     def choose(self) -> list[Chosen]:
         """Return the best label of each side."""
@@ -86,6 +88,18 @@ def sides(samples: dict[str, Sample], neurons: Sequence[Neuron], activations: di
     return Sides(names, fired)
 
 
+class Null(Protocol):
+    """What the score of a label is compared with."""
+
+    def thresholds(self, by: str, layer: int) -> dict[str, float]: ...
+
+    def is_significant(self, chosen: Chosen, layer: int) -> bool: ...
+
+    def p_value(self, chosen: Chosen, layer: int) -> float: ...
+
+    def others(self, chosen: Chosen, layer: int, share: float) -> Sequence[Label]: ...
+
+
 class Nulls:
     """The margins and labels of random neurons, see `controls`."""
 
@@ -108,6 +122,11 @@ class Nulls:
     def p_value(self, chosen: Chosen, layer: int) -> float:
         """Return the larger p value of the two nulls, never zero (Phipson & Smyth 2010)."""
         return max((1 + int((null >= chosen.margin).sum())) / (1 + len(null)) for null in self.near(layer).values())
+
+    def nearest(self, layer: int) -> list[tuple[Label, str]]:
+        """Return the labels of random neurons, each once with its unit, the nearest in layer first."""
+        order = np.argsort(np.abs(self.layers - layer), kind="stable").tolist()
+        return list(dict.fromkeys(self.labels[index] for index in order))
 
     def others(self, chosen: Chosen, layer: int, share: float) -> list[Label]:
         """Return `NULL_DRAWS` labels of other random neurons, with the same unit and near in layer and frequency, the

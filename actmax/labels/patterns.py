@@ -1,7 +1,7 @@
 """Token patterns of many sides at once: which tokens stand where a neuron is most active, before, or after it.
 
 They are made on the train documents: the most distinctive tokens of each step, and then the first few of them. Scores
-are counts by token, so no candidate is looked for in a text.
+are sums by token, so no candidate is looked for in a text.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import numpy as np
 from icebear.actmax.labels.kinds import STEPS, Label, TokenKind
 from icebear.actmax.labels.meanings import margin
 from icebear.actmax.labels.sample import DISTINCT, Sample, distinction
-from icebear.actmax.labels.scores import TopActivations, tends_larger, token_auroc
+from icebear.actmax.labels.scores import TopActivations, pattern_auroc, tends_larger
 
 SIZES = (1, 2, 3, 5)
 """The numbers of tokens of a pattern."""
-SHORTER = 0.01
+SHORTER = 0.03
 """The margin that each token of a pattern after the first must add."""
+OVERLAP = 0.2
+"""The smallest share of its tokens, or of the tokens with the largest activations if these are fewer, that are both."""
 
 
 def best_patterns(learnt: TopActivations, fired: TopActivations) -> list[tuple[Label, float] | None]:
@@ -39,8 +41,8 @@ def best_patterns(learnt: TopActivations, fired: TopActivations) -> list[tuple[L
 
 def _by_step(kind: TokenKind, learnt: TopActivations, fired: TopActivations) -> tuple[np.ndarray, np.ndarray]:
     """Return the codes (P, SIZES[-1]) of the most distinctive tokens at a step, the best first, -1 where there are no
-    more; and the margin (P, SIZES[-1]) of the first 1, 2, ... of them, -inf for those that are none, or that do not
-    raise the activation."""
+    more; and the margin (P, SIZES[-1]) of the first 1, 2, ... of them, -inf for those that are none, that do not raise
+    the activation, or that are seldom where it is largest."""
     codes = _most_distinctive(kind, learnt)
     width, count = len(fired.sample.codes), fired.values.shape[1]
     at, able = _codes(fired.sample, kind), codes >= 0
@@ -49,8 +51,9 @@ def _by_step(kind: TokenKind, learnt: TopActivations, fired: TopActivations) -> 
         np.where(able, np.take_along_axis(_sums(at, weights, width), codes.clip(0), 1), 0).cumsum(1)
         for weights in (fired.tokens, fired.token_ranks)
     )
-    margins = margin("token", token_auroc(hits, true, fired.tokens.sum(1, keepdims=True), count))
-    return codes, np.where(able & tends_larger(ranks, true, count), margins, -np.inf)
+    shared = hits >= OVERLAP * np.minimum(true, fired.tokens.sum(1, keepdims=True))
+    raising = able & shared & tends_larger(ranks, true, count)
+    return codes, np.where(raising, margin("pattern", pattern_auroc(ranks, true, count)), -np.inf)
 
 
 def _most_distinctive(kind: TokenKind, fired: TopActivations) -> np.ndarray:

@@ -68,6 +68,10 @@ class Sample:
         self.token = np.array([codes.setdefault(piece, len(codes)) for piece in pieces])
         self.topics: dict[tuple[str, ...], np.ndarray] = {}
         """The words of a topic -> its cosine with each sentence (S,)."""
+        self.vectors = np.zeros((len(ids), 0), dtype=np.float32)
+        """(S, D) the vectors of the sentences, of length 1."""
+        self.described: dict[tuple[str, ...], np.ndarray] = {}
+        """A description, by itself -> its cosine with each sentence (S,)."""
         self._beside: dict[int, np.ndarray] = {}
         self.seen: dict[Any, Any] = {}
         """topics -> `icebear.actmax.labels.scores.label_truth`, which all neurons share."""
@@ -82,6 +86,11 @@ class Sample:
             inside = (position >= 0) & (position < (self.ends - self.starts)[self.sentence])
             self._beside[step] = np.where(inside, codes, -1)
         return self._beside[step]
+
+    @cached_property
+    def token_counts(self) -> np.ndarray:
+        """How often each code is that of a counted token."""
+        return np.bincount(self.token[self.counted], minlength=len(self.codes))
 
     def means(self, x: np.ndarray) -> np.ndarray:
         """Return the mean (K, S) over each sentence of x (K, C), which is at the counted tokens."""
@@ -147,7 +156,7 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
         store.controls.set({name: _topics(store)})
     topics = store.controls.get(name)
     for sample in samples.values():
-        vectors = _unit(store, [sentence.id for sentence in sample.sentences])
+        vectors = sample.vectors = _unit(store, [sentence.id for sentence in sample.sentences])
         centers = np.array(topics["centers"], dtype=np.float32).reshape(-1, vectors.shape[1])  # of no topic, too
         sample.topics = dict(zip(map(tuple, topics["words"]), (vectors @ centers.T).T, strict=True))
     return samples

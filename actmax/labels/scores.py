@@ -47,10 +47,13 @@ class TopActivations:
         """(P, S) the rank of each mean activation."""
         return mean_ranks(self.means)
 
-    def at(self, rows: np.ndarray | slice) -> TopActivations:
+    def at(self, rows: slice) -> TopActivations:
         """Return some of the sides."""
         parts = {name: getattr(self, name)[rows] for name in ("values", "tokens", "means", "sentences")}
-        return replace(self, **parts)
+        result = replace(self, **parts)
+        if "token_ranks" in vars(self):
+            vars(result)["token_ranks"] = self.token_ranks[rows]
+        return result
 
 
 def top_activations(sample: Sample, values: np.ndarray) -> TopActivations:
@@ -122,8 +125,13 @@ def label_truth(labels: Sequence[Label], sample: Sample) -> LabelTruth:
 
 
 def label_aurocs(labels: Sequence[Label], by: str, fired: TopActivations) -> np.ndarray:
-    """Return the AUROC (P, K) of each label for the top tokens or sentences of each side. by: the unit."""
+    """Return the AUROC (P, K) of each label for the top tokens or sentences of each side; by pattern, that of the
+    activation for the tokens where a label is true, 0.5 where they are few. by: the unit."""
     truth = label_truth(labels, fired.sample)
+    if by == "pattern":
+        return pattern_auroc(
+            fired.token_ranks @ truth.tokens.T.astype(float), truth.tokens.sum(1), truth.tokens.shape[1]
+        )
     if by == "token":
         hits = fired.tokens.astype(np.float32) @ truth.tokens.T.astype(np.float32)  # counts, exact in float32
         return token_auroc(hits, truth.tokens.sum(1), fired.tokens.sum(1, keepdims=True), fired.tokens.shape[1])
@@ -138,10 +146,16 @@ def token_auroc(hits: np.ndarray, true: np.ndarray, positive: np.ndarray, count:
     return 0.5 + hits / positive.clip(1) / 2 - (true - hits.astype(float)) / (count - positive) / 2
 
 
+def pattern_auroc(rank_sums: np.ndarray, true: np.ndarray, count: int) -> np.ndarray:
+    """Return the AUROC of activations for the tokens where labels are true, of the sums of their ranks there."""
+    aurocs = (rank_sums - true * (true + 1) / 2) / (true * (count - true)).clip(1)
+    return np.where((true >= FEWEST) & (true < count), aurocs, 0.5)
+
+
 def responding(labels: Sequence[Label], by: str, fired: TopActivations) -> np.ndarray:
     """Return whether the activation of a side tends to be larger where a label is true (P, K). by: the unit."""
     truth = label_truth(labels, fired.sample)
-    true, ranks = (truth.tokens, fired.token_ranks) if by == "token" else (truth.sentences, fired.sentence_ranks)
+    true, ranks = (truth.sentences, fired.sentence_ranks) if by == "sentence" else (truth.tokens, fired.token_ranks)
     return tends_larger(ranks @ true.T.astype(float), true.sum(1), true.shape[1])
 
 
@@ -152,21 +166,26 @@ def tends_larger(rank_sums: np.ndarray, true: np.ndarray, count: int) -> np.ndar
 
 
 def score(label: Label, by: str, fired: TopActivations, row: int) -> float:
-    """Return the AUROC of a label for the top tokens or sentences of the side in this row."""
+    """Return the AUROC (`label_aurocs`) of a label for the side in this row."""
     return float(label_aurocs([label], by, fired.at(slice(row, row + 1)))[0, 0])
 
 
-def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations, row: int) -> dict[str, float]:
-    """Return, for each unit, the AUROC of a table of the mean activation of each token (the upper baseline).
+def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations, row: int, by: str) -> float:
+    """Return the AUROC of a table of the mean activation of each token (the upper baseline).
 
-    learnt: the samples that the table is made from.
+    learnt: the samples that the table is made from. by: the unit.
     """
     tokens = np.concatenate([part.sample.token[part.sample.counted] for part in learnt])
     values = np.concatenate([part.values[row] for part in learnt])
     sample, size = fired.sample, len(fired.sample.codes)
     sums, counts = np.bincount(tokens, values, size), np.bincount(tokens, minlength=size)
-    means = ((sums + SMOOTHING * values.mean()) / (counts + SMOOTHING))[sample.token[sample.counted]]
-    return {
-        "token": auroc(means, fired.tokens[row]),
-        "sentence": auroc(sample.means(means[None])[0], fired.sentences[row]),
-    }
+    means = (sums + SMOOTHING * values.mean()) / (counts + SMOOTHING)  # by token
+    at = sample.token[sample.counted]
+    if by == "sentence":
+        return auroc(sample.means(means[None, at])[0], fired.sentences[row])
+    # Tokens of one code have one mean, so that codes are sorted, not tokens.
+    positive, total = np.bincount(at[fired.tokens[row]], minlength=size), sample.token_counts
+    known = np.flatnonzero(total)
+    _, order = np.unique(means[known], return_inverse=True)
+    hits, rest = (np.bincount(order, number[known]) for number in (positive, total - positive))
+    return float((hits * (rest.cumsum() - rest / 2)).sum() / (hits.sum() * rest.sum()))

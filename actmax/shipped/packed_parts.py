@@ -29,8 +29,8 @@ KINDS = ("", *LABEL_KINDS)
 """`Meaning.kind` by its number; a side that was not labeled has `NOT_LABELED`."""
 NOT_LABELED = 255
 UNITS = tuple(THRESHOLDS)
-SCORES = ("train", "validation", "token_mean", "other_unit", "other_neuron")
-"""Numbers of a significant label, in this order; `other_unit` is the AUROC by the unit that is not `Meaning.by`."""
+SCORES = ("train", "validation", "token_mean", "token", "other_neuron")
+"""Numbers of a significant label, in this order; `token` is the AUROC by token."""
 
 
 def from_steps(x: np.ndarray) -> np.ndarray:
@@ -39,8 +39,8 @@ def from_steps(x: np.ndarray) -> np.ndarray:
 
 
 def unpacked_vectors(arrays: Arrays) -> np.ndarray:
-    """Return the vectors (S, D) of the sentences that are examples: FAISS's product quantizer and rotation, undone."""
-    codes, centroids = arrays["vector_codes"], arrays["vector_centroids"].astype(np.float32)  # (S, M), (M, 256, D / M)
+    """Return the vectors (S, D) of the sentences that are examples, of the codes of FAISS's product quantizer."""
+    codes, centroids = arrays["vector_codes"], arrays["vector_centroids"].astype(np.float32)  # (S, M), (M, 256, C / M)
     rows = np.concatenate([part[code] for part, code in zip(centroids, codes.T, strict=True)], axis=1)
     return rows @ arrays["vector_rotation"].astype(np.float32) + arrays["vector_center"]
 
@@ -99,7 +99,6 @@ def _items(codes: Iterator[int], kind: int, about: dict[str, Any]) -> tuple[str,
 
 def _record(label: Label, by: str, score: float, row: dict[str, float], nulls: Nulls, layer: int) -> dict[str, Any]:
     """Return `Meaning.record`, without examples."""
-    other = UNITS[by == UNITS[0]]
     return {
         "label": CONVERTER.unstructure(label),
         "by": by,
@@ -107,7 +106,7 @@ def _record(label: Label, by: str, score: float, row: dict[str, float], nulls: N
         "validation": row["validation"],
         "test": score,
         "token_mean": row["token_mean"],
-        "auroc": {by: score, other: row["other_unit"]},
+        "auroc": {"token": row["token"], by: score},
         "other_neuron": row["other_neuron"] or None,
         "thresholds": nulls.thresholds(by, layer),
         "examples": {},

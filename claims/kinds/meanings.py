@@ -13,7 +13,7 @@ import numpy as np
 
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.sample import prepare_samples, read_activations
-from icebear.actmax.labels.scores import label_aurocs, top_activations
+from icebear.actmax.labels.scores import label_aurocs, label_truth, top_activations
 from icebear.claims.kind import Draft, Kind, Measured, others_of
 from icebear.concepts.statistics import auroc, auroc_error
 from icebear.convert import CONVERTER
@@ -43,7 +43,7 @@ class LabelClaim(Kind):
     polarity: Literal["+", "-"]
     text: str
     label: Label
-    by: Literal["token", "sentence"]
+    by: Literal["token", "sentence", "pattern"]
     kind = "label"
     value_is = "AUROC of the label on test documents"
     control_is = "that for other neurons of the layer"
@@ -60,7 +60,8 @@ class LabelClaim(Kind):
         top = top_activations(sample, activations[:, sample.counted])
         aurocs = label_aurocs([self.label], self.by, top)[:, 0]
         score, *others = np.where(top.active, aurocs, 0.5).tolist()
-        units = top.tokens[0] if self.by == "token" else top.sentences[0]
+        true = label_truth([self.label], sample).tokens[0]
+        units = {"token": top.tokens[0], "sentence": top.sentences[0], "pattern": true}[self.by]
         positive = max(1, int(units.sum()))
         return Measured(score, fmean(others), auroc_error(score, positive, len(units) - positive))
 

@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 
 from icebear.actmax.labels.kinds import FEWEST, STEPS, TOP_SENTENCES, TOP_TOKENS, Label
-from icebear.actmax.labels.meanings import THRESHOLDS, margin
-from icebear.actmax.labels.patterns import SHORTER, SIZES
+from icebear.actmax.labels.meanings import margin
+from icebear.actmax.labels.patterns import OVERLAP, SHORTER, SIZES
 from icebear.actmax.labels.sample import DISTINCT, Sample
 from icebear.concepts.statistics import auroc
 
@@ -29,13 +29,16 @@ class Part:
         return np.isin(np.arange(len(self.values)), order[:wanted])
 
     def score(self, label: Label, by: str) -> float:
+        true = label.true(self.sample)[self.sample.counted]
         if by == "token":
-            return auroc(label.true(self.sample)[self.sample.counted].astype(float), self.top)
+            return auroc(true.astype(float), self.top)
+        if by == "pattern":
+            return auroc(self.values, true) if FEWEST <= true.sum() < len(true) else 0.5
         return auroc(label.degree(self.sample), self.top_sentences)
 
     def raises(self, label: Label, by: str) -> bool:
         true = label.true(self.sample)[self.sample.counted]
-        if by == "token":
+        if by != "sentence":
             return bool(auroc(self.values, true) > 0.5)
         having = np.array([true[self.sentence == s].any() for s in range(len(self.means))])
         return bool(auroc(self.means, having) > 0.5)
@@ -70,7 +73,7 @@ def chosen(topics: list[Label], parts: dict[str, Part]) -> tuple[Label, str, flo
     """Return the label, its unit, and its score on the test part."""
     validation, best = parts["validation"], {}
     for raising in (True, False):
-        for by in THRESHOLDS:
+        for by in ("token", "sentence"):
             able = [label for label in topics if not raising or validation.raises(label, by)]
             if able:
                 best[by] = max(able, key=lambda label: validation.score(label, by))
@@ -78,9 +81,11 @@ def chosen(topics: list[Label], parts: dict[str, Part]) -> tuple[Label, str, flo
             break
     worth = {by: margin(by, validation.score(label, by)) for by, label in best.items()}
     for label in patterns(parts["train"]):
-        value = margin("token", validation.score(label, "token")) - SHORTER * (len(label.items) - 1)
-        if validation.raises(label, "token") and value > worth.get("token", -math.inf):
-            best["token"], worth["token"] = label, value
+        value = margin("pattern", validation.score(label, "pattern")) - SHORTER * (len(label.items) - 1)
+        true = label.true(validation.sample)[validation.sample.counted]
+        is_shared = (true & validation.top).sum() >= OVERLAP * min(true.sum(), validation.top.sum())
+        if is_shared and validation.raises(label, "pattern") and value > worth.get("pattern", -math.inf):
+            best["pattern"], worth["pattern"] = label, value
     scores = {by: validation.score(label, by) for by, label in best.items()}
     passing = [by for by in scores if worth[by] >= 1]
     by = max(passing, key=scores.get) if passing else max(scores, key=lambda by: margin(by, scores[by]))

@@ -20,8 +20,13 @@ class Options:
     words: tuple[str, ...] = argument(nargs=-1, metavar="NEURON TEXT | [NEURON ...]")
     auto: bool = option("Find labels for the named neurons, and score these labels.")
     score: bool = option("Score TEXT as a label of NEURON.")
+    writer: str | None = option(
+        "Ask this server (OpenAI's API: vLLM, llama.cpp, Ollama, ...) for descriptions, such as "
+        "http://localhost:8000/v1, and score them. Its key is read from OPENAI_API_KEY."
+    )
+    writer_model: str | None = option("Model of the server.", show_default="its first one")
     prompt: str | None
-    all: bool = option("With --auto: label all neurons in the store. This takes hours.")
+    all: bool = option("With --auto: label all neurons and heads in the store. This takes an hour or more.")
     top: int = option("With --prompt: number of neurons to label.", default=20, type="count")
     claim: str | None
     store: str
@@ -37,9 +42,15 @@ def label(options: Options) -> None:
     relevant neurons for this prompt in about a minute. --auto needs an index of about 1,200 sentences, such as 300
     summaries. You can interrupt the command at any time; run it again to resume.
 
+    With --writer, a language model of your choice describes each neuron from half of its sentences. The score says how
+    well the description tells other sentences that activate the neuron. Only what passes is shown.
+
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db
+      icebear label L29.ffn.860 --writer http://localhost:8000/v1
     """
+    if options.writer:
+        return _written(options)
     if options.auto:
         if options.score or bool(options.words) + bool(options.prompt) + options.all != 1:
             raise click.UsageError("With --auto, give exactly one of NEURONS, --prompt and --all, and no --score.")
@@ -57,7 +68,7 @@ def label(options: Options) -> None:
         scores: list[Meaning] = []
         if options.score and text.strip():
             model = options.model.load()
-            from icebear.actmax.labels.auto import score_label
+            from icebear.actmax.labels.descriptions import score_label
 
             with bar("sentences") as move:
                 scores = score_label(model, store, neuron, text, on_progress=move)
@@ -82,7 +93,7 @@ def _automatic(options: Options) -> None:
     need("index")
     with icebear.open_store(options.store) as store:
         model, neurons = neurons_named(store, options.words, options.prompt, options.top, options.model)
-        neurons = neurons or store.neurons.all()
+        neurons = neurons or store.neurons.in_order()
         from icebear.actmax.labels.auto import label_neurons
 
         with bar("sentences and neurons") as move:
@@ -95,6 +106,28 @@ def _automatic(options: Options) -> None:
     show(options.json, document, labels_table(rows[: max(2 * options.top, 40)], title))
     if options.claim:
         _claim(options, model, [meaning for meaning in rows if meaning.significant])
+
+
+def _written(options: Options) -> None:
+    """Ask a writer for descriptions of neurons, and show those that pass."""
+    from icebear.actmax.labels.descriptions import calls_left, describe_neurons
+    from icebear.actmax.labels.writer import Writer
+    from icebear.app.cli.tables.cards import labels_table
+
+    if options.score or options.all or options.claim or bool(options.words) == bool(options.prompt):
+        raise click.UsageError("With --writer, give NEURONS or --prompt, and no --score, --all or --claim.")
+    need("index")
+    writer, options = Writer.at(str(options.writer), options.writer_model), _with_store(options)
+    with icebear.open_store(options.store) as store:
+        model, neurons = neurons_named(store, options.words, options.prompt, options.top, options.model)
+        count = calls_left(store, neurons, writer)
+        click.echo(f"{count} calls to {writer}; what was answered before is not asked again.", err=True)
+        with bar("descriptions and sentences") as move:
+            rows = describe_neurons(model, store, neurons, writer, on_progress=move)
+        made_with = store.made_with()
+    title = f"{sum(row.significant for row in rows)} of {len(rows)} descriptions by {writer} pass"
+    document = {**made_with, "writer": str(writer), "meanings": [meaning.to_dict() for meaning in rows]}
+    show(options.json, document, labels_table(rows, title))
 
 
 def _claim(options: Options, model: icebear.Model, meanings: list[Meaning]) -> None:
