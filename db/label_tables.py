@@ -29,8 +29,8 @@ class LabelTables:
         rows = json_list(scores, dict)
         for score in rows:
             with_types((score["score"], score["by"]), float, str)
-        rows = sorted(rows, key=lambda row: (row.get("significant", False), row["score"]))  # the best one is last
-        return text, {score["polarity"]: score for score in rows}
+        best_last = sorted(rows, key=lambda row: (row.get("significant", False), row["score"]))
+        return text, {score["polarity"]: score for score in best_last}
 
     def set_manual(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
         """Save a label with its scores; an empty text removes the label."""

@@ -20,8 +20,7 @@ ALIKE = 0.3
 
 LabelKind = Literal["topic", "tokens", "before", "after", "description"]
 OF_SENTENCES = ("topic", "description")
-TokenKind = Literal["tokens", "before", "after"]
-STEPS: dict[TokenKind, int] = {"tokens": 0, "before": 1, "after": -1}
+STEPS: dict[LabelKind, int] = {"tokens": 0, "before": 1, "after": -1}
 """The kind of a token pattern -> where it looks for its tokens, relative to the neuron's token."""
 SPELLED = {
     ",": "a comma",

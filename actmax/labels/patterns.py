@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from icebear.actmax.labels.kinds import STEPS, Label, TokenKind
+from icebear.actmax.labels.kinds import STEPS, Label, LabelKind
 from icebear.actmax.labels.meanings import margin
 from icebear.actmax.labels.sample import DISTINCT, Sample, distinction
 from icebear.actmax.labels.scores import TopActivations, pattern_auroc, tends_larger
@@ -39,7 +39,7 @@ def best_patterns(learnt: TopActivations, fired: TopActivations) -> list[tuple[L
     return best
 
 
-def _by_step(kind: TokenKind, learnt: TopActivations, fired: TopActivations) -> tuple[np.ndarray, np.ndarray]:
+def _by_step(kind: LabelKind, learnt: TopActivations, fired: TopActivations) -> tuple[np.ndarray, np.ndarray]:
     """Return the codes (P, SIZES[-1]) of the most distinctive tokens at a step, the best first, -1 where there are no
     more; and the margin (P, SIZES[-1]) of the first 1, 2, ... of them, -inf for those that are none, that do not raise
     the activation, or that are seldom where it is largest."""
@@ -56,7 +56,7 @@ def _by_step(kind: TokenKind, learnt: TopActivations, fired: TopActivations) -> 
     return codes, np.where(raising, margin("pattern", pattern_auroc(ranks, true, count)), -np.inf)
 
 
-def _most_distinctive(kind: TokenKind, fired: TopActivations) -> np.ndarray:
+def _most_distinctive(kind: LabelKind, fired: TopActivations) -> np.ndarray:
     """Return the codes (P, SIZES[-1]) of the tokens that are most typical of the top tokens; -1 for none."""
     width, at = len(fired.sample.codes), _codes(fired.sample, kind)
     counts, background = _sums(at, fired.tokens, width), np.bincount(at[at >= 0], minlength=width)
@@ -68,7 +68,7 @@ def _most_distinctive(kind: TokenKind, fired: TopActivations) -> np.ndarray:
     return np.where(np.take_along_axis(z, best, 1) > DISTINCT, best, -1)
 
 
-def _codes(sample: Sample, kind: TokenKind) -> np.ndarray:
+def _codes(sample: Sample, kind: LabelKind) -> np.ndarray:
     """Return the code (C,) of the token at the step of a pattern from each counted token; -1 outside its sentence."""
     return sample.beside(STEPS[kind])[sample.counted]
 
