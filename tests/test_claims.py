@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pages import script
 from planted import CODES, COMMON, TOPICS, bare
 
-from icebear import Edit, Model, Neuron, attribute, check, circuit, find_concept, load_model, steer
+from icebear import Chat, Edit, Model, Neuron, attribute, check, circuit, find_concept, load_model, sources, steer
 from icebear.actmax.labels.kinds import Label
 from icebear.app.cli.main import main
 from icebear.claims import claims_files as files
@@ -27,6 +27,7 @@ from icebear.claims.claim import Claim
 from icebear.claims.claims_files import append_claims, read_claims, write_claims
 from icebear.claims.kind import Measured, NodeId
 from icebear.claims.kinds import KINDS
+from icebear.claims.kinds.answers import SourceClaim
 from icebear.claims.kinds.edits import FlipClaim
 from icebear.claims.kinds.meanings import ConceptClaim, LabelClaim
 from icebear.claims.kinds.predictions import (
@@ -42,6 +43,7 @@ from icebear.claims.kinds.predictions import (
 )
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.errors import InputError
+from icebear.models.text.answer import answer_of
 from icebear.steering.outcome import outcome_of
 from icebear.steering.side_effects import HeldOutContexts
 
@@ -255,6 +257,13 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
             "nodes": ["L2.head.0", "L1.ffn.3"],
             "parts": ["ffn:differing"],
         },
+        "source": {
+            "prompt": [{"role": "user", "content": "A b. C d."}],
+            "answer": "E f.",
+            "sentence": "E f.",
+            "source": "A b.",
+            "message": 0,
+        },
         "swap": {"prompt": "a", "counterfactual": "b", "head": "L2.head.0"},
         "task": {
             "nodes": ["L2.head.0", "L1.ffn.3"],
@@ -280,6 +289,21 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
 
 def test_the_published_schema_is_that_of_the_records():
     assert (ROOT / "docs" / "claims.schema.json").read_text() == script("claims_schema").text()
+
+
+def test_the_source_of_an_answer_holds_and_breaks(smol, tmp_path):
+    """It breaks for an answer that hangs on another sentence, and cannot be measured for a text that is not there."""
+    text = "Snow fell. Anna lives in Oslo. Eve sings. Tom has a dog. It is late. Where does Anna live?"
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Anna lives in Oslo."}]
+    answer = answer_of(smol, Chat(messages), 1)
+    claims, refused, _ = files.append_drafts(smol, tmp_path / "c.yaml", SourceClaim.of(sources(smol, answer), answer))
+    assert not refused
+    what = claims[0].what
+    assert (what.source, what.message) == ("Anna lives in Oslo.", 0)
+    assert check(smol, tmp_path / "c.yaml").passed
+    for changed in ({"source": "Eve sings."}, {"source": "Anna lives"}, {"message": 3}):
+        [row] = check(smol, [replace(claims[0], what=replace(what, **changed))]).rows
+        assert row.verdict == ("broken" if changed == {"source": "Eve sings."} else "cannot be measured here")
 
 
 LINE = "{what: {kind: answer, prompt: a, answer: b}, threshold: 1, control_below: 1}"
