@@ -267,6 +267,7 @@ def test_what_ctrl_c_keeps(monkeypatch):
     assert 1 <= len(sentence.sources) + len(sentence.random.singles) <= 3
     assert sentence.together is None
     assert "Stopped" in str(result)
+    assert "hangs" not in str(result)
 
 
 def test_what_a_template_drops_is_told():

@@ -155,7 +155,8 @@ class Measurement:
 
     def __init__(self, model: Model, request: SourcesRequest, seed: int) -> None:
         self.model, self.request, self.seed = model, request, seed
-        self.passes = Removals(model, request.answer.prompt_ids, request.answer.ids)
+        self.answer_ids = request.answer.ids[: max(stop for _, stop in request.spans)]
+        self.passes = Removals(model, request.answer.prompt_ids, self.answer_ids)
         self.changes: dict[Removed, Tensor] = {}
         """The change (spans,) without some sources."""
         self.base = torch.zeros(0)
@@ -188,8 +189,8 @@ class Measurement:
 
     def _order(self, checkpoint: bool | None) -> None:
         """Sum the relevance over the tokens of each source."""
-        answer = self.request.answer
-        ids, begins = answer.before(len(answer.ids)), len(answer.prompt_ids)
+        prompt = self.request.answer.prompt_ids
+        ids, begins = [*prompt, *self.answer_ids], len(prompt)
         spans = [(begins + start, begins + stop) for start, stop in self.request.spans]
         values = span_relevance(self.model, ids, spans, CP_LRP, checkpoint)  # (spans, T)
         self.relevance = torch.stack([values[:, start:stop].sum(1) for start, stop in self.request.tokens], 1)

@@ -43,7 +43,7 @@ def _about(sources: SourcesRecord) -> Iterator[str]:
 
 def _sentence(sentence: SourcedSentence, sources: SourcesRecord) -> Iterator[Line]:
     yield Line(f"{quote(sentence.text)}  {sentence.probability():.2g} a token", "bold", indent=2)
-    yield Line(finding(sentence, sources.units), indent=2)
+    yield Line(finding(sentence, sources.units) if sources.is_complete else "Of what was removed so far:", indent=2)
     for source in sentence.shown:
         yield Line(f"  without {source.role}: {quote(source.text)}  {change_text(sentence, source.change)}", indent=4)
     if control := control_text(sentence, sources.units):
