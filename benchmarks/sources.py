@@ -150,7 +150,7 @@ class Measured:
 
     def __init__(self, model: Model, request: SourcesRequest) -> None:
         self.model, self.request = model, request
-        self.passes = Removals(model, request.answer.prompt_ids, request.answer.ids)
+        self.passes = Removals(model, request.answer.ids)
         self.tokens: dict[frozenset[int], Tensor] = {}
         """Sources that are left out -> log-probability (S,) of each token of the sentence."""
         self.seconds: dict[frozenset[int], float] = {}
@@ -323,7 +323,7 @@ def injected(model: Model, item: bipia.Item) -> dict[str, Any]:
     sums = np.array([values[list(tokens)].sum().item() for tokens in spans])
     chosen = np.argsort(-sums, kind="stable")[:REMOVED].tolist()
     left = [prompt, *(model.ids(bipia.chat(model, item.user(number))) for number in chosen)]
-    read = dict(Removals(model, prompt, answer).log_probabilities(left))
+    read = dict(Removals(model, answer).log_probabilities(left))
     losses = np.full(len(spans), -math.inf)
     losses[chosen] = [(read[0][-1] - read[number + 1][-1]).item() for number in range(len(chosen))]
     scores = {"relevance": (sums, 3), "relevance + 8 removals": (losses, 3 + len(chosen))}

@@ -197,13 +197,12 @@ def test_passes_share_their_beginning_and_are_the_same_without():
     model = MODELS["qwen"]
     prompt, answer = model.ids(Chat(TALK)), model.tokens_of("In Oslo.")
     others = [prompt[:40] + prompt[50:], prompt[:9] + prompt[12:], prompt[:60] + prompt[61:], prompt]
-    shared = Removals(model, prompt, answer)
+    shared = Removals(model, answer)
     assert shared.shares
     values = dict(shared.log_probabilities(others))
-    begins = [shared.shared(other) for other in others]
-    behind = sum(len(other) - begin + len(answer) - 1 for other, begin in zip(others, begins, strict=True))
-    assert shared.tokens_read == max(begins) + behind  # each token of the prompt once
-    full = Removals(model, prompt, answer)
+    beginnings = {tuple(other[:stop]) for other in others for stop in range(1, len(other))}
+    assert shared.tokens_read == len(beginnings) + len(others) * len(answer)  # each token once behind its beginning
+    full = Removals(model, answer)
     full.shares = False
     for index, plain in full.log_probabilities(others):
         assert torch.allclose(values[index], plain, atol=1e-4)
@@ -212,9 +211,9 @@ def test_passes_share_their_beginning_and_are_the_same_without():
 def test_a_long_prompt_is_read_in_chunks(monkeypatch):
     model = MODELS["qwen"]
     prompt, answer = model.ids(Chat(TALK)), model.tokens_of("In Oslo. " * 3)
-    [(_, at_once)] = Removals(model, prompt, answer).log_probabilities([prompt])
+    [(_, at_once)] = Removals(model, answer).log_probabilities([prompt])
     monkeypatch.setattr("icebear.concepts.answers.removals.CHUNK", 7)
-    [(_, in_chunks)] = Removals(model, prompt, answer).log_probabilities([prompt])
+    [(_, in_chunks)] = Removals(model, answer).log_probabilities([prompt])
     assert torch.allclose(at_once, in_chunks, atol=1e-4)
 
 
@@ -224,7 +223,7 @@ def test_a_model_with_a_state_reads_each_prompt_anew():
     config = Mamba2Config(
         vocab_size=50, hidden_size=16, state_size=4, num_hidden_layers=2, num_heads=4, head_dim=8, n_groups=1
     )
-    assert not Removals(random_model(config, "eager", torch.float32), [1, 2, 3], [4]).shares
+    assert not Removals(random_model(config, "eager", torch.float32), [4]).shares
 
 
 def test_sources_that_stand_in_for_each_other(monkeypatch):

@@ -1,8 +1,8 @@
-"""The log-probability of an answer after changed prompts. Passes share the longest common beginning.
+"""The log-probability of an answer after several prompts. Passes share the longest common beginning.
 
-1. A cache holds keys and values of the unchanged prompt and its answer.
-2. Changed prompts are read in the order of their first difference, the last one first: the cache is cut there, and what
-   comes behind is read. So a token of the unchanged prompt is read once, and there is a single cache.
+1. Prompts are read in the order of their token ids, so that those with the same beginning are neighbors.
+2. A single cache holds keys and values of the last prompt. It is cut where the next one differs, and what comes behind
+   is read: no token is read twice behind the same beginning.
 3. A model whose cache cannot be cut, because it keeps a state or a window, reads each prompt from its beginning; this
    is measured with a few tokens.
 """
@@ -28,58 +28,50 @@ CHECKED = 8
 
 
 class Removals:
-    """Passes over an answer after a prompt, and after changed prompts.
+    """Passes over an answer after prompts that are alike.
 
     Parameters
     ----------
     model : Model
         A causal language model.
-    prompt, answer
-        Token ids.
+    answer
+        Its token ids.
     """
 
-    def __init__(self, model: Model, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        self.model, self.prompt, self.answer = model, list(prompt), list(answer)
+    def __init__(self, model: Model, answer: Sequence[int]) -> None:
+        self.model, self.answer = model, list(answer)
         self.shares = _shares(model)
         self.seconds = 0.0
         """Spent in passes."""
         self.tokens_read = 0
-        self._cache = DynamicCache()
+        self._cache, self._cached = DynamicCache(), list[int]()
 
     def log_probabilities(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
         """Yield (index, log-probability (S,) of each token of the answer) for each prompt, in the order of passes."""
-        shared = [self.shared(prompt) for prompt in prompts]
-        for index in sorted(range(len(prompts)), key=lambda index: -shared[index]):
+        for index in sorted(range(len(prompts)), key=lambda index: list(prompts[index])):
             begun = time.perf_counter()
-            yield index, self._pass(list(prompts[index]), shared[index])
+            yield index, self._pass(list(prompts[index]))
             self.seconds += time.perf_counter() - begun
 
-    def shared(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens at the beginning are those of the unchanged prompt; its last token is read again."""
-        equal = takewhile(lambda pair: pair[0] == pair[1], zip(self.prompt, prompt, strict=False))
-        return min(sum(1 for _ in equal), len(prompt) - 1) if self.shares else 0
-
-    def expected_seconds(self, prompts: Sequence[Sequence[int]]) -> float:
-        """Return how long the passes over some prompts will take, by those that were made."""
-        count = sum(len(prompt) + len(self.answer) - self.shared(prompt) for prompt in prompts)
-        return count * self.seconds / self.tokens_read if self.tokens_read else 0.0
-
     @torch.no_grad()
-    def _pass(self, prompt: list[int], shared: int) -> Tensor:
+    def _pass(self, prompt: list[int]) -> Tensor:
         if not self.shares:
             self.tokens_read += len(prompt) + len(self.answer)
             logits = self.model.continuation_logits(prompt, self.answer)
             return logits.log_softmax(-1)[range(len(self.answer)), self.answer].cpu()
+        read = [*prompt, *self.answer[:-1]]
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(self._cached, read, strict=False))
+        shared = min(sum(1 for _ in equal), len(prompt) - 1)  # its last token predicts the answer's first one
         with self.model.lock:
             _cut(self._cache, shared)
-            self._read(self.prompt[self._cache.get_seq_length() : shared])  # of an earlier pass that was further ahead
+            self._cached = read
             self._read(prompt[shared:-1])
-            rows, ids = [], [prompt[-1], *self.answer[:-1]]
-            for start in range(0, len(ids), CHUNK):
-                logits = self._step(ids[start : start + CHUNK], CHUNK)
-                wanted = torch.tensor(self.answer[start : start + CHUNK], device=logits.device)
+            rows = []
+            for start in range(len(prompt) - 1, len(read), CHUNK):
+                logits = self._step(read[start : start + CHUNK], CHUNK)
+                begin = start - len(prompt) + 1
+                wanted = torch.tensor(self.answer[begin : begin + CHUNK], device=logits.device)
                 rows.append(not_nan(logits.float()).log_softmax(-1).gather(-1, wanted[:, None])[:, 0])
-            _cut(self._cache, shared)
         return torch.cat(rows).cpu()
 
     def _read(self, ids: Sequence[int]) -> None:

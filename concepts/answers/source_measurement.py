@@ -156,7 +156,7 @@ class Measurement:
     def __init__(self, model: Model, request: SourcesRequest, seed: int) -> None:
         self.model, self.request, self.seed = model, request, seed
         self.answer_ids = request.answer.ids[: max(stop for _, stop in request.spans)]
-        self.passes = Removals(model, request.answer.prompt_ids, self.answer_ids)
+        self.passes = Removals(model, self.answer_ids)
         self.changes: dict[Removed, Tensor] = {}
         """The change (spans,) without some sources."""
         self.base = torch.zeros(0)
