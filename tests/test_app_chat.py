@@ -359,3 +359,9 @@ def test_a_sentence_lights_its_sources_and_a_source_its_sentences(environment, s
     shown = {name.strip("\u201c\u201d"): number for name, number in bars_of(page).items()}
     assert {name: shown[name] for name in names} == names
     assert "hangs on it" in text(page)
+
+
+def test_a_sentence_before_any_answer_says_so(environment):
+    page = visit("chat", chat=output_of("Hi there."), turn="0", span="0-1", clicks="sentence")
+    assert not page.exception
+    assert any("no answer yet" in error.value for error in page.error)

@@ -39,12 +39,17 @@ QUOTED = 42
 
 def selects_alternative() -> bool:
     """Return whether a click selects the alternative, not the word to explain."""
-    return st.session_state.get("clicks") == ALTERNATIVE
+    return _clicks() == ALTERNATIVE
 
 
 def selects_sentences() -> bool:
     """Return whether a click selects a sentence, whose sources are measured."""
-    return st.session_state.get("clicks") == SENTENCE
+    return _clicks() == SENTENCE
+
+
+def _clicks() -> str | None:
+    """Return what a click chooses; in the first run of a link its widget is not drawn yet."""
+    return st.session_state.get("clicks") or st.query_params.get("clicks")
 
 
 def choose_clicks() -> None:
