@@ -1,6 +1,6 @@
 """Writes docs/results/numbers-*.csv from the folders of the scripts of this folder.
 
-python -m benchmarks.numbers.tables FOLDER    # which has dpa, knowledge-neurons, sva, ravel, function-vectors, bipia
+python -m benchmarks.numbers.tables FOLDER    # has dpa, knowledge-neurons, sva, ravel, function-vectors, bipia, sources
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ TABLES: dict[str, dict[str, str]] = {
     "ravel": {"cities": "ravel"},
     "function-vectors": {"ten tasks": "function-vectors"},
     "bipia": {"e-mails": "bipia"},
+    "sources": {"answers": "sources/answers/all", "40 sources or more": "sources/answers/large"},
+    "sources-bipia": {"e-mails": "sources/bipia"},
 }
 """Table -> the name of each set of prompts and its folder."""
 
