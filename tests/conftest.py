@@ -82,9 +82,9 @@ def _kept(name, dtype):
 def _load_once(name="smollm2-135m", *, device="auto", dtype=None, **options):
     """In the place of `load_model`: whoever asks for a preset, a test, a command or a view, gets the one of this
     process. Tests leave it as it was. A test with a cache of its own loads for itself."""
-    place = loading._device(device)
+    place = loading.device_of(device)
     if name in PRESETS and place.type == "cpu" and cache_folder() == CACHE and not any(options.values()):
-        return _kept(name, loading._dtype(dtype, place))
+        return _kept(name, loading.dtype_of(dtype, place))
     return _load_model(name, device=device, dtype=dtype, **options)
 
 

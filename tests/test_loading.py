@@ -372,10 +372,10 @@ def test_a_faked_machine_has_its_best_device_and_dtype(cuda, mps, bfloat16, devi
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bfloat16)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    chosen = loading._device("auto")
+    chosen = loading.device_of("auto")
     assert chosen.type == device
-    assert loading._dtype(None, chosen) == dtype
+    assert loading.dtype_of(None, chosen) == dtype
     for name, there in (("cuda", cuda), ("mps", mps)):
         if not there:
             with pytest.raises(IcebearError, match=name):
-                loading._device(name)
+                loading.device_of(name)

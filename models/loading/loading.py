@@ -78,7 +78,7 @@ def load_model(
     """
     from huggingface_hub import snapshot_download
 
-    torch_device = _device(device)
+    torch_device = device_of(device)
     path = str(local(name))
     name = path if str(name).startswith("~") else str(name)  # a hub id is no path
     gguf = name.lower().endswith(".gguf")
@@ -91,7 +91,7 @@ def load_model(
             raise InputError(
                 f"{name} is not in TransformerLens' format and has its own configuration; leave out config."
             )
-        kind = _dtype("float32" if dtype is None and is_hooked else dtype, torch_device)
+        kind = dtype_of("float32" if dtype is None and is_hooked else dtype, torch_device)
         weights = _weight_options(device, device_map, bits, kind)
         if weights and read is not _read:
             kinds: dict[Any, str] = {_read_adapter: "a LoRA adapter", hooked.read: "in TransformerLens' format"}
@@ -370,7 +370,7 @@ def _loading_error(name: str, error: BaseException) -> IcebearError:
     )
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     available = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
     device: torch.device | None = None
     with suppress(RuntimeError):
@@ -383,7 +383,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(wanted: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+def dtype_of(wanted: str | torch.dtype | None, device: torch.device) -> torch.dtype:
     if wanted is None:
         half = device.type == "cuda" and torch.cuda.is_bf16_supported()
         return torch.bfloat16 if half else torch.float32

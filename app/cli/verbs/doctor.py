@@ -10,6 +10,7 @@ from typing import Any
 import icebear
 from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.app.cli.output import show
+from icebear.app.cli.progress import waiting
 from icebear.app.cli.stores import index_read, named_or_folder_store
 from icebear.cache import cache_folder, cached
 from icebear.errors import IcebearError
@@ -21,6 +22,10 @@ class Options:
     store: str
     json: bool
     checksum: str | None = option("Print only the checksum of the results in this store.", type="file", advanced=True)
+    tokens: int | None = option(
+        "Load no weights; estimate from the configuration whether a prompt of so many tokens fits in memory.",
+        type="count",
+    )
     model: ModelOptions
 
 
@@ -30,7 +35,10 @@ def doctor(options: Options) -> None:
 
     Example:
       icebear doctor --model smollm2-135m
+      icebear doctor --model smollm2-135m --tokens 2048
     """
+    if options.tokens:
+        return _fits(options, options.tokens)
     if options.checksum:
         with icebear.open_store(options.checksum) as store:
             value = store.checksum()
@@ -54,6 +62,33 @@ def doctor(options: Options) -> None:
     show(options.json, facts, *(f"{name:<12} {value}" for name, value in (facts | texts).items()))
     if "error" in facts:
         sys.exit(1)
+
+
+def _fits(options: Options, tokens: int) -> None:
+    """Show what explanations take, beside the memory at hand, and the first of them that fits."""
+    from icebear.concepts.passes.memory import memory_at_hand, memory_needs
+    from icebear.models.loading.loading import device_of, dtype_of
+
+    device = device_of(options.model.device)
+    dtype = dtype_of(options.model.dtype, device)
+    with waiting("Computing sizes"):
+        weights, needs = memory_needs(options.model.model, tokens, dtype, options.model.trust_remote_code)
+    free = memory_at_hand(device)
+    rows = [{**vars(need), "fits": need.fits(weights, device)} for need in needs]
+    document = {"tokens": tokens, "dtype": str(dtype).removeprefix("torch."), "device": str(device), "free": free}
+    document |= {"model": options.model.model, "weights": weights, "needs": rows}
+    lines = [f"{options.model.model}, {document['dtype']}, {tokens:,} tokens; {_size(free)} are free on {device}."]
+    lines.append(f"{'weights':<35} {_size(weights):>9}")
+    for row in rows:
+        total = _size(row["in_pass"] + row["result"])
+        lines.append(f"{row['what']:<35} {total:>9}  {'fits' if row['fits'] else 'does not fit'}")
+    if not any(row["fits"] for row in rows):
+        lines.append("Nothing fits; take fewer tokens, --dtype bfloat16, --bits 8 or 4, or --device-map auto.")
+    show(options.json, document, *lines)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.0f} MB"
 
 
 def _installation() -> dict[str, Any]:

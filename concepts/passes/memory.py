@@ -1,0 +1,140 @@
+"""How much memory a pass takes, from the configuration alone: the pass runs without values, and sizes are added up."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from icebear.concepts.methods.attnlrp import ATTNLRP
+from icebear.concepts.methods.difference_rules import DIFFERENCE
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.neuron_recorders import AllNeurons, LargestNeurons, PairedNeurons, Values
+from icebear.concepts.passes.run import Recorder, Target, forward_backward
+from icebear.lrp.linear_rules import Rules
+from icebear.models.batch import Batch
+from icebear.models.loading.fake import fake_model
+from icebear.models.model import Model
+
+KEPT = 100
+"""The neurons of ``keep="top"``."""
+SITES = ("ffn", "attn")
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an explanation of a prompt takes, in bytes."""
+
+    what: str
+    in_pass: int
+    """Beyond the weights, on the device of the model."""
+    result: int
+    """In the memory of the computer."""
+
+    def fits(self, weights: int, device: torch.device) -> bool:
+        """Return whether it fits now, with the bytes of the weights."""
+        if device.type == "cpu":
+            return weights + self.in_pass + self.result <= memory_at_hand(device)
+        return weights + self.in_pass <= memory_at_hand(device) and self.result <= memory_at_hand(torch.device("cpu"))
+
+
+Kind = tuple[str, Rules, int, Callable[[Model, Batch], Recorder | None]]
+"""What is computed: its name, its rules, its rows, and its recorder of neurons."""
+KINDS: tuple[Kind, ...] = (
+    ("all neurons", ATTNLRP, 1, lambda model, batch: AllNeurons(model, batch, _sites(model))),
+    (
+        'largest neurons (keep="top")',
+        ATTNLRP,
+        1,
+        lambda model, batch: LargestNeurons(model, batch, _sites(model), KEPT),
+    ),
+    ("tokens only (sites=())", ATTNLRP, 1, lambda model, batch: None),
+    ("a comparison, all neurons", DIFFERENCE, 2, lambda model, batch: PairedNeurons(model, batch, _sites(model))),
+)
+
+
+def _sites(model: Model) -> list[str]:
+    return [site for site in SITES if site in model.sites]
+
+
+def memory_needs(name: str, tokens: int, dtype: torch.dtype, trust_remote_code: bool = False) -> tuple[int, list[Need]]:
+    """Return the bytes of a model's weights, and what explanations of a prompt of so many tokens take."""
+    needs = []
+    with fake_model(name, dtype, trust_remote_code) as model:
+        storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in model.net.parameters()}
+        for what, rules, rows, recorder_of in KINDS:
+            ids = torch.zeros(rows, tokens, dtype=torch.long)
+            batch = Batch(ids, torch.ones_like(ids), (tokens,) * rows)
+            with Allocated(set(storages)) as allocated:
+                recorder = recorder_of(model, batch)
+                recorders = [Inputs(), *([recorder] if recorder else [])]
+                forward_backward(model, _FirstToken(batch), recorders, rules)
+            result = sum(x.untyped_storage().nbytes() for x in _kept(recorder))
+            needs.append(Need(what, allocated.most - result, result))
+    return sum(storages.values()), needs
+
+
+def _kept(recorder: Recorder | None) -> list[Tensor]:
+    """Return the tensors of a recorder that lie in the memory of the computer."""
+    if not isinstance(recorder, Values):
+        return []
+    return [*recorder.activation.values(), *getattr(recorder, "relevance", {}).values()]
+
+
+class _FirstToken(Target):
+    """A logit after the last token; which one does not matter to the memory."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch: Batch = batch
+
+    def numbers(self, model: Model) -> Tensor:
+        return model.net(input_ids=self.batch.ids, use_cache=False, logits_to_keep=1).logits[:, 0, 0]
+
+
+class Allocated(TorchDispatchMode):
+    """Adds up the bytes of all tensors that are alive, and remembers the most."""
+
+    def __init__(self, known: set[int]) -> None:
+        """known: storages that do not count."""
+        super().__init__()
+        self.known, self.now, self.most = known, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for value in tree_leaves(output):
+            if isinstance(value, Tensor):
+                self._count(value.untyped_storage())
+        return output
+
+    def _count(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+        self.known.add(key)
+        self.now += size
+        self.most = max(self.most, self.now)
+
+        def freed() -> None:
+            self.known.discard(key)
+            self.now -= size
+
+        weakref.finalize(storage, freed)
+
+
+def memory_at_hand(device: torch.device) -> int:
+    """Return the free bytes of a device; of the CPU those that programs can have."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    known = Path("/proc/meminfo")
+    if known.exists():
+        rows = dict(line.split(":") for line in known.read_text().splitlines())
+        return int(rows["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,66 @@
+"""How much memory a pass takes, without weights: against sizes of what is really there."""
+
+import json
+
+import pytest
+import torch
+from test_cli import RUN, main, run
+from transformers import BertConfig
+
+from icebear import load_model
+from icebear.concepts.passes.memory import KINDS, Allocated, memory_at_hand, memory_needs
+from icebear.concepts.passes.neuron_recorders import AllNeurons
+from icebear.errors import ModelError
+
+
+def test_what_is_freed_does_not_count_any_more():
+    with Allocated(set()) as allocated:
+        x = torch.zeros(1000)
+        y = x.view(10, 100)
+        assert allocated.now == 4000
+        z = y + 1
+        assert allocated.now == 8000
+        del z
+        assert allocated.now == 4000
+        del x, y
+    assert (allocated.now, allocated.most) == (0, 8000)
+
+
+def test_weights_and_results_are_those_of_the_model(tiny_folder):
+    model = load_model(tiny_folder)
+    weights, needs = memory_needs(tiny_folder, 24, torch.float32)
+    sizes = {x.data_ptr(): x.numel() * 4 for x in model.net.parameters()}
+    assert weights == sum(sizes.values())
+    recorder = AllNeurons(model, model.padded([[1] * 24]), ("ffn", "attn"))
+    kept = [*recorder.activation.values(), *recorder.relevance.values()]
+    assert [need.what for need in needs] == [what for what, *_ in KINDS]
+    everything, largest, tokens, compared = needs
+    assert everything.result == sum(x.numel() * 4 for x in kept)
+    assert (largest.result, tokens.result) == (0, 0)
+    assert compared.result == everything.result * 3 // 2
+    assert tokens.in_pass < everything.in_pass < compared.in_pass
+    _, twice = memory_needs(tiny_folder, 48, torch.float32)
+    assert all(more.in_pass > need.in_pass for more, need in zip(twice, needs, strict=True))
+
+
+def test_half_the_bytes_a_number_take_less(tiny_folder):
+    (weights, needs), (half, smaller) = (memory_needs(tiny_folder, 24, x) for x in (torch.float32, torch.bfloat16))
+    assert half == weights // 2
+    assert smaller[2].in_pass < needs[2].in_pass
+
+
+def test_it_fits_where_there_is_room(tiny_folder):
+    weights, (need, *_) = memory_needs(tiny_folder, 24, torch.float32)
+    assert need.fits(weights, torch.device("cpu"))
+    assert not need.fits(2 * memory_at_hand(torch.device("cpu")), torch.device("cpu"))
+
+
+def test_the_command_loads_no_weights(tiny_folder, tmp_path):
+    document = json.loads(run("doctor", "--model", tiny_folder, "--tokens", "24", "--json"))
+    assert document["tokens"] == 24
+    assert [row["fits"] for row in document["needs"]] == [True] * len(KINDS)
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    BertConfig(**small, architectures=["BertForMaskedLM"]).save_pretrained(tmp_path)
+    with pytest.raises(ModelError):
+        memory_needs(str(tmp_path), 8, torch.float32)
+    assert RUN.invoke(main, ["doctor", "--model", str(tmp_path), "--tokens", "8"]).exit_code == 1
