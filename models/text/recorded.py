@@ -106,7 +106,7 @@ def _of_blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     thoughts = "\n".join(str(block.get("thinking", "")) for block in blocks if _kind(block) == "thinking")
     content = _text([block for block in blocks if _kind(block) not in BLOCKS])
     if content or calls or thoughts:
-        extra = {"tool_calls": calls} if calls else {}
+        extra: dict[str, Any] = {"tool_calls": calls} if calls else {}
         extra |= {"reasoning_content": thoughts} if thoughts else {}
         yield {**rest, "content": content, **extra}
 
