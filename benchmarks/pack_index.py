@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import IO, Any
@@ -22,10 +23,12 @@ from icebear.actmax.atlas.saved_map import saved_map
 from icebear.actmax.labels.auto import control_name
 from icebear.actmax.labels.sample import topics_name
 from icebear.actmax.shipped.packed_parts import KINDS, NOT_LABELED, SCORES, UNITS, Arrays
-from icebear.actmax.shipped.shipped_index import CONTROLS, STATISTICS, digest, documents_of
+from icebear.actmax.shipped.shipped_index import CONTROLS, STATISTICS, digest, documents_of, unpack
 from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
+from icebear.db.vectors import unit
 from icebear.errors import StoreError
+from icebear.models.loading.loading import load_model
 from icebear.paths import written
 from icebear.records import POLARITIES
 
@@ -95,12 +98,12 @@ def packed_vectors(store: Store, ids: np.ndarray) -> Arrays:
     rows = rows - center
     variance, directions = (part[..., ::-1][..., :COMPONENTS] for part in np.linalg.eigh(rows.T @ rows))
     rotation = directions[:, _groups(variance, VECTOR_BYTES)]  # (D, C)
-    turned = np.ascontiguousarray(rows @ rotation)
-    quantizer = faiss.ProductQuantizer(turned.shape[1], VECTOR_BYTES, 8)
-    quantizer.train(turned)
+    rotated = np.ascontiguousarray(rows @ rotation)
+    quantizer = faiss.ProductQuantizer(rotated.shape[1], VECTOR_BYTES, 8)
+    quantizer.train(rotated)
     centroids = faiss.vector_to_array(quantizer.centroids).reshape(VECTOR_BYTES, 256, -1)
     return {
-        "vector_codes": quantizer.compute_codes(turned),
+        "vector_codes": quantizer.compute_codes(rotated),
         "vector_centroids": centroids.astype(np.float16),
         "vector_rotation": rotation.T.astype(np.float16),
         "vector_center": center,
@@ -189,10 +192,62 @@ def _save(file: IO[bytes], **arrays: np.ndarray[Any, Any]) -> None:
                 np.lib.format.write_array(part, array)
 
 
+def check(store: Store, again: Store) -> dict[str, float]:
+    """Compare a store with what is unpacked of it. Return the largest differences, and which share of the ten nearest
+    neighbors is the same. Raises `AssertionError` for a part that must be equal."""
+    columns, columns_again = store.neurons.columns(), again.neurons.columns()
+    both = [s.example_tables.columns() for s in (store, again)]
+    heads = [rows.key >= 2 * store.neurons.count() for rows in both]
+    strongest, unpacked = (rows[(rows["rank"] < EXAMPLES) | of] for rows, of in zip(both, heads, strict=True))
+    labels, labels_again = (s.labels.meanings(s.neurons.in_order()) for s in (store, again))
+    drawn, drawn_again = saved_map(store), saved_map(again)
+    assert drawn
+    assert drawn_again
+    for name in ("key", "rank", "sentence", "token"):
+        assert np.array_equal(strongest[name], unpacked[name]), name
+    assert columns["histogram"] == columns_again["histogram"]
+    assert {key: (m.text, m.by, m.significant) for key, m in labels.items()} == {
+        key: (m.text, m.by, m.significant) for key, m in labels_again.items()
+    }
+    assert (drawn.clusters, drawn.layers) == (drawn_again.clusters, drawn_again.layers)
+    assert np.array_equal(on_page(drawn.points), on_page(drawn_again.points))
+    return {
+        "activations, relative": float(np.abs(strongest.activation / unpacked.activation - 1).max()),
+        "scores of labels": max(abs(m.score - labels_again[key].score) for key, m in labels.items()),
+        "ten nearest sentences": _overlap(*(s.sentence_vectors() for s in (store, again))),
+        "ten nearest sides": _overlap(*map(_sides, (store, again))),
+    }
+
+
+def _sides(store: Store) -> tuple[np.ndarray, np.ndarray]:
+    rows = store.example_tables.columns()
+    sides = np.unique(rows.key[rows.key < 2 * store.neurons.count()])
+    return sides, store.vectors.get("examples").reconstruct_n(0, 2 * store.neurons.count())[sides]
+
+
+def _overlap(before: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray]) -> float:
+    """Return the share of the ten nearest rows, by cosine less the mean, that are the same; of 300 random rows."""
+    nearest = []
+    for ids, vectors in (before, after):
+        rows = vectors[np.argsort(ids)].astype(np.float32)
+        rows = unit(rows - rows.mean(0))
+        drawn = np.random.default_rng(0).choice(len(rows), min(300, len(rows)), replace=False)
+        cosines = rows[drawn] @ rows.T
+        cosines[np.arange(len(drawn)), drawn] = -1
+        nearest.append(np.argpartition(-cosines, 10, axis=1)[:, :10])
+    return float(np.mean([len({*a} & {*b}) / 10 for a, b in zip(*nearest, strict=True)]))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--check", action="store_true", help="unpack OUT again, and compare it with the store")
     options = parser.parse_args()
-    with open_store(options.store) as store:
-        pack(store, options.out)
+    with open_store(options.store) as store, tempfile.TemporaryDirectory() as folder:
+        if not options.check:
+            pack(store, options.out)
+        else:
+            unpack(options.out, load_model(options.out.stem), Path(folder) / "again.db")
+            with open_store(Path(folder) / "again.db") as again:
+                print(json.dumps(check(store, again), indent=1))

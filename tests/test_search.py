@@ -26,6 +26,7 @@ from icebear.db import search, vectors
 from icebear.db.terms import words_of
 from icebear.db.vectors import unit
 from icebear.errors import StoreError
+from icebear.models.loading import encoder
 from icebear.values import stable_hash
 
 DRAWN = np.random.default_rng(0).choice(60, search.CHANCE_NEURONS, replace=False)
@@ -165,9 +166,19 @@ def test_a_search_of_several_words_is_as_without_its_stop_words(store):
         assert hit.why[0].startswith(f"{have} of ")
 
 
-def test_the_heading_says_whether_a_search_is_by_meaning(store, embedded):
+def test_the_heading_says_whether_a_search_is_by_meaning(store, embedded, monkeypatch):
+    """And which download is missing, if it is not."""
     assert "not by meaning" in searching.headings(store)["sentences"]
-    assert searching.headings(embedded) == search.BY
+    with monkeypatch.context() as patch:
+        patch.setattr(searching, "_encoder", lambda name, download: TopicEncoder(name, "1", None, None))
+        assert searching.headings(embedded) == search.BY
+    embedded.facts.set({"encoder": {**embedded.facts.get("encoder"), "name": "minilm"}})
+    monkeypatch.setattr(encoder, "cached", lambda folder: False)
+    heading = searching.headings(embedded, download=False)["sentences"]
+    assert "not by meaning" in heading
+    assert "minilm" in heading
+    assert "84 MB" in heading
+    assert searching.search(embedded, SONG[0], 5, download=False) == search.by_words(embedded, SONG[0], 5)
     done = CliRunner().invoke(main, ["search", SONG[0], "--store", str(store.path)])
     assert "not by meaning" in " ".join(done.output.split())
 

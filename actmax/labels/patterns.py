@@ -27,13 +27,13 @@ def best_patterns(learnt: TopActivations, fired: TopActivations) -> list[tuple[L
     learnt: the part that patterns are made on. fired: the part that they are chosen on.
     """
     sizes, best = np.array(SIZES) - 1, []
-    found = {kind: _by_step(kind, learnt, fired) for kind in STEPS}
-    worth = np.concatenate([margins[:, sizes] - SHORTER * sizes for _, margins in found.values()], axis=1)
+    steps = {kind: _by_step(kind, learnt, fired) for kind in STEPS}
+    worth = np.concatenate([margins[:, sizes] - SHORTER * sizes for _, margins in steps.values()], axis=1)
     names = {code: text for text, code in fired.sample.codes.items()}
-    kinds = list(found)
+    kinds = list(steps)
     for row, index in enumerate(worth.argmax(1).tolist()):
         kind, size = kinds[index // len(SIZES)], SIZES[index % len(SIZES)]
-        items = tuple(names[code] for code in found[kind][0][row, :size].tolist() if code >= 0)
+        items = tuple(names[code] for code in steps[kind][0][row, :size].tolist() if code >= 0)
         value = float(worth[row, index])
         best.append((Label(kind, items), value) if np.isfinite(value) else None)
     return best
