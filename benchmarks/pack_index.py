@@ -226,12 +226,12 @@ def _sides(store: Store) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _overlap(before: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray]) -> float:
-    """Return the share of the ten nearest rows, by cosine less the mean, that are the same; of 300 random rows."""
+    """Return the share of the ten nearest rows, by cosine less the mean, that are the same; of 1,000 random rows."""
     nearest = []
     for ids, vectors in (before, after):
         rows = vectors[np.argsort(ids)].astype(np.float32)
         rows = unit(rows - rows.mean(0))
-        drawn = np.random.default_rng(0).choice(len(rows), min(300, len(rows)), replace=False)
+        drawn = np.random.default_rng(0).choice(len(rows), min(1000, len(rows)), replace=False)
         cosines = rows[drawn] @ rows.T
         cosines[np.arange(len(drawn)), drawn] = -1
         nearest.append(np.argpartition(-cosines, 10, axis=1)[:, :10])

@@ -27,7 +27,7 @@ from icebear.concepts.vocabulary import calibration
 from icebear.db import search
 from icebear.errors import DownloadError, StoreError
 
-MOST_BYTES = 4_000_000
+MOST_BYTES = 12_000_000
 
 
 @pytest.fixture
