@@ -117,7 +117,7 @@ def _written(options: Options) -> None:
     if options.score or options.all or options.claim or bool(options.words) == bool(options.prompt):
         raise click.UsageError("With --writer, give NEURONS or --prompt, and no --score, --all or --claim.")
     need("index")
-    writer, options = Writer.at(str(options.writer), options.writer_model), _with_store(options)
+    writer, options = Writer.at(str(options.writer), options.writer_model), _with_store(options, options.model.model)
     with icebear.open_store(options.store) as store:
         model, neurons = neurons_named(store, options.words, options.prompt, options.top, options.model)
         count = calls_left(store, neurons, writer)
