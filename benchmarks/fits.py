@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, Qwen2
 
 from benchmarks.resident import resident
 from icebear import Model, attribute
-from icebear.concepts.passes.memory import memory_needs
+from icebear.concepts.memory import memory_needs
 
 SHAPES = {
     "Llama, 135M": (LlamaConfig, (576, 1536, 30, 9, 3, 49152), 1024),

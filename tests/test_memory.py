@@ -8,7 +8,7 @@ from test_cli import RUN, main, run
 from transformers import BertConfig
 
 from icebear import load_model
-from icebear.concepts.passes.memory import KINDS, Allocated, memory_at_hand, memory_needs
+from icebear.concepts.memory import KINDS, Allocated, memory_at_hand, memory_needs
 from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.errors import ModelError
 

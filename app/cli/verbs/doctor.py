@@ -66,7 +66,7 @@ def doctor(options: Options) -> None:
 
 def _fits(options: Options, tokens: int) -> None:
     """Show what explanations take, beside the memory at hand, and the first of them that fits."""
-    from icebear.concepts.passes.memory import memory_at_hand, memory_needs
+    from icebear.concepts.memory import memory_at_hand, memory_needs
     from icebear.models.loading.loading import device_of, dtype_of
 
     device = device_of(options.model.device)
