@@ -110,10 +110,13 @@ class ScanTables:
             self.file.database.execute("VACUUM")  # deleted rows took as much space as the results
         self.close_log()
 
-    def close_log(self) -> None:
-        """Leave one file: one in WAL mode cannot be read where it cannot be written."""
-        with suppress(sqlite3.Error):  # if others are reading
-            self.file.database.execute("PRAGMA journal_mode = DELETE").fetchone()
+    def close_log(self) -> bool:
+        """Leave one file: one in WAL mode cannot be read where it cannot be written. Return whether it did."""
+        try:
+            mode = self.file.database.execute("PRAGMA journal_mode = DELETE").fetchone()
+        except sqlite3.Error:  # others are reading
+            return False
+        return mode == ("delete",)
 
     def passed_over(self, limit: int) -> dict[str, int]:
         """Return how many sentences have no counted token, and how many were truncated at `limit` tokens."""

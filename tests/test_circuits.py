@@ -458,13 +458,15 @@ def test_the_control_is_that_of_random_sources_below_the_target(heads):
     assert {(one.neuron.layer, one.neuron.site, one.position) for one in random} <= own
     assert not {one.id for one in random} & {node.id for node in graph.nodes}
     assert len({one.id for one in random}) == len(random)
-    counts = [sum(below(one, target, True) for one in random) for target in graph.targets]
-    for row, count in enumerate(counts):
+    counts = []
+    for row, target in enumerate(graph.targets):
         limit = graph.random_effect[row].item()
-        assert (limit != limit) is (count < 10)
-        if count >= 10:
-            lower = [below(one, graph.targets[row], True) for one in random]
-            assert limit == pytest.approx(np.percentile(sizes[row][lower].numpy(), 95), abs=1e-6)
+        lower = torch.tensor([below(one, target, True) for one in random])
+        affecting = sizes[row][lower & (sizes[row] > 1e-6 * before[row].abs())].numpy()
+        counts.append(len(affecting))
+        assert (limit != limit) is (len(affecting) < 10)
+        if len(affecting) >= 10:
+            assert limit == pytest.approx(np.percentile(affecting, 95), abs=1e-6)
     assert min(counts) < 10 <= counts[-1]
     assert {edge.random_effect for edge in graph.edges} <= {
         None,

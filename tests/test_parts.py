@@ -1,6 +1,7 @@
 """A scan in parts against one run: any order, killed parts, parts of other scans."""
 
 import random
+import sqlite3
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from icebear import build_index, open_store, read_corpus
 from icebear.actmax.index import build, parts
 from icebear.actmax.index.parts import merge_parts, parts_in, scan_part
 from icebear.errors import InputError, StoreError
+from icebear.paths import locked
 
 K = 5
 
@@ -82,6 +84,10 @@ def test_missing_and_other_parts_are_named(model, corpus, tmp_path):
     scan_part(model, corpus, folder, 3, 3, k=K + 1)
     with pytest.raises(StoreError, match="k 6"):
         merged()
+    with pytest.raises(StoreError):
+        scan_part(model, read_corpus(corpus.facts["corpus"], limit=5), folder, 1, 3, k=K)
+    with pytest.raises(InputError):
+        scan_part(model, corpus, folder, 1, 2, k=K)
     (folder / "part-3-of-3.db").unlink()
     scan_part(model, corpus, folder, 3, 3, k=K)
     with pytest.raises(StoreError):
@@ -90,9 +96,13 @@ def test_missing_and_other_parts_are_named(model, corpus, tmp_path):
     with pytest.raises(StoreError, match="and of"):
         merged()
     (folder / "part-1-of-2.partial").unlink()
-    merged()
-    with pytest.raises(StoreError, match="already"):
+    twice = (folder / "part-2-of-3.db").read_bytes()
+    kept = (folder / "part-1-of-3.db").read_bytes()
+    (folder / "part-1-of-3.db").write_bytes(twice)
+    with pytest.raises(StoreError, match="part-1-of-3"):
         merged()
+    (folder / "part-1-of-3.db").write_bytes(kept)
+    assert merged() == merged()
     for wrong in ((0, 3), (4, 3), (1, 0)):
         with pytest.raises(InputError):
             scan_part(model, corpus, folder, *wrong, k=K)
@@ -101,8 +111,7 @@ def test_missing_and_other_parts_are_named(model, corpus, tmp_path):
 def test_a_part_that_another_process_scans_is_left_to_it(model, corpus, tmp_path):
     folder = tmp_path / "parts"
     folder.mkdir()
-    partial = folder / "part-1-of-2.partial"
-    with open_store(partial, create=True) as store, store.exclusively(), pytest.raises(StoreError):
+    with locked(folder / "part-1-of-2.db"), pytest.raises(StoreError):
         scan_part(model, corpus, folder, 1, 2, k=K)
     scan_part(model, corpus, folder, 1, 2, k=K)
 
@@ -112,7 +121,7 @@ def test_a_part_that_was_stopped_before_its_file_was_renamed_is_complete(model, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(parts.os, "replace", killed)
+        patch.setattr(parts.Path, "replace", killed)
         scan_part(model, corpus, tmp_path / "parts", 1, 1, k=K)
     scan_part(model, corpus, tmp_path / "parts", 1, 1, k=K)
     with open_store(tmp_path / "merged.db", create=True) as store:
@@ -122,18 +131,68 @@ def test_a_part_that_was_stopped_before_its_file_was_renamed_is_complete(model, 
 
 def test_the_means_of_heads_are_those_of_the_first_part(model, corpus, tmp_path, monkeypatch):
     """Another machine would measure others."""
-    seen = []
-    means = parts.head_means(model)
+    seen, means = [], parts.head_means(model)
 
     def measured(model):
         seen.append(1)
         return means + len(seen)
 
     monkeypatch.setattr(parts, "head_means", measured)
+    few = read_corpus(corpus.facts["corpus"], limit=20)
     for part in (1, 2):
-        scan_part(model, corpus, tmp_path / "parts", part, 2, k=K)
+        scan_part(model, few, tmp_path / "parts", part, 2, k=K)
     assert len(seen) == 1
     with open_store(tmp_path / "merged.db", create=True) as store:
         merge_parts(model, tmp_path / "parts", store)
-        kept = build.load(store.scan.progress()["head_means"])["head_means"] if store.scan.progress() else means + 1
-        assert torch.equal(kept, means + 1)
+        assert torch.equal(build.load(store.scan.progress()["head_means"])["head_means"], means + 1)
+    scan_part(model, few, tmp_path / "others", 1, 1, k=K)
+    (tmp_path / "others" / "part-1-of-1.db").rename(tmp_path / "parts" / "part-1-of-1.db")
+    with pytest.raises(StoreError), open_store(tmp_path / "mixed.db", create=True) as store:
+        merge_parts(model, tmp_path / "parts", store)
+
+
+def test_a_merge_that_was_stopped_goes_on(model, corpus, tmp_path, monkeypatch, whole):
+    for part in (1, 2):
+        scan_part(model, corpus, tmp_path / "parts", part, 2, k=K)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, open_store(tmp_path / "merged.db", create=True) as store:
+        patch.setattr(parts, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            merge_parts(model, tmp_path / "parts", store)
+    with open_store(tmp_path / "merged.db", create=True) as store:
+        merge_parts(model, tmp_path / "parts", store)
+        assert store.checksum() == whole[0]
+
+
+def test_a_part_that_another_program_reads_is_not_renamed_without_its_log(model, corpus, tmp_path, monkeypatch, whole):
+    (tmp_path / "parts").mkdir()
+    partial = tmp_path / "parts" / "part-1-of-1.partial"
+    readers = []
+
+    def read(done, total):
+        if partial.exists() and not readers:
+            readers.append(sqlite3.connect(partial))
+            readers[0].execute("BEGIN")
+            readers[0].execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+
+    with pytest.raises(StoreError):
+        scan_part(model, corpus, tmp_path / "parts", 1, 1, k=K, on_progress=read)
+    assert readers
+    readers[0].close()
+    scan_part(model, corpus, tmp_path / "parts", 1, 1, k=K)
+    with open_store(tmp_path / "merged.db", create=True) as store:
+        merge_parts(model, tmp_path / "parts", store)
+        assert store.checksum() == whole[0]
+
+
+def test_only_parts_are_removed(model, corpus, tmp_path):
+    scan_part(model, corpus, tmp_path / "parts", 1, 2, k=K)
+    (tmp_path / "parts" / "mine.txt").write_text("mine")
+    parts.remove_parts(tmp_path / "parts")
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["mine.txt"]
+    scan_part(model, corpus, tmp_path / "others", 1, 2, k=K)
+    parts.remove_parts(tmp_path / "others")
+    assert not (tmp_path / "others").exists()

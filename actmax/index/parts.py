@@ -8,17 +8,17 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
-from safetensors.torch import load, load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
 
 from icebear.actmax.heads import ensure_heads
 from icebear.actmax.index.build import (
@@ -39,17 +39,21 @@ from icebear.actmax.index.top_activations import ScanSummary, empty_summary, mer
 from icebear.db.store import Store, open_store
 from icebear.errors import InputError, StoreError, need
 from icebear.models.model import Model
-from icebear.paths import local
+from icebear.paths import local, locked, write_file
 from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, several, typed
 
 SHORT = "short."
 """Before the names of the summary of a last shard that is shorter."""
 NAME = re.compile(r"part-(\d+)-of-(\d+)\.(db|partial)")
+HEAD_MEANS = "head-means"
+"""How the names of files begin that have the means of head outputs of a model."""
 OF_PART = ("part", "counts", "documents")
-"""Facts in which parts differ, or that one run writes at its end."""
-HEAD_MEANS = "head-means.safetensors"
-"""Measured once, because processors differ in the last digits."""
+"""Facts that differ between parts, or that one run writes at its end."""
+SPELLED = {"model", "corpus"}
+"""Facts that may be written in other ways; a fingerprint and a digest of the content stand for them."""
+PATIENCE = 600
+"""Seconds to wait for another part that measures the means of head outputs."""
 COPIED = 16
 """Shards that are copied at once."""
 
@@ -91,28 +95,45 @@ def scan_part(
         If an argument is out of range.
     """
     need("index")
-    chosen = Part(check_int(part, "The number of a part", 1, parts), check_int(parts, "The number of parts"))
+    check_int(parts, "The number of parts")
+    chosen = Part(check_int(part, "The number of a part", 1, parts), parts)
     settings = Settings(k, indexed_sites(model, several(sites)), max_tokens, seed)
     facts = {**facts_of(model, corpus, settings), "part": str(chosen)}
     path = _folder(folder) / f"part-{chosen.index}-of-{chosen.count}.db"
-    if path.exists():
-        with open_store(path) as store:
-            store.scan.finished_with(facts)  # raises for another one
-        return path
+    if others := sorted(parts_in(path.parent).keys() - {parts}):
+        raise InputError(f"{folder} has the parts of a scan in {others[0]}; give this number, or another folder.")
+    with locked(path, StoreError):
+        if path.exists():
+            with open_store(path) as store:
+                _check_same(path, store.facts.all(), facts)
+        else:
+            _scan_to(path, model, corpus, settings, facts, chosen, on_progress)
+    return path
+
+
+def _scan_to(
+    path: Path,
+    model: Model,
+    corpus: Corpus,
+    settings: Settings,
+    facts: dict[str, Any],
+    part: Part,
+    on_progress: OnProgress,
+) -> None:
     if "head" in settings.sites:
         settings = dataclasses.replace(settings, head_means=shared_head_means(model, path.parent))
     partial = path.with_suffix(".partial")
     with open_store(partial, create=True) as store, store.exclusively():
-        store.check(model.fingerprint, model.name)
-        store.scan.finished_with(facts)
-        if "counts" not in store.facts.all():  # else it was stopped before its file was renamed
-            full, short, counts = scan(model, corpus, store, settings, facts, on_progress, part=chosen)
+        begun = store.facts.all()
+        _check_same(partial, begun, facts)
+        if "counts" not in begun:  # else it was stopped before its file was renamed
+            full, short, counts = scan(model, corpus, store, settings, facts, on_progress, part=part)
             shorter = {f"{SHORT}{name}": x for name, x in pack(short, Settings()).items()}
             summaries = {**pack(full, settings), **shorter}
             store.scan.commit({}, summaries, {**facts, "counts": dict(counts), "documents": corpus.size()})
-        store.scan.close_log()
-    os.replace(partial, path)
-    return path
+        if not store.scan.close_log():
+            raise StoreError(f"Another program has {partial} open; close it there, and run the same command again.")
+    partial.replace(path)
 
 
 @typed
@@ -125,7 +146,7 @@ def merge_parts(model: Model, folder: str | Path, store: Store) -> Counter[str]:
         That of the parts.
     folder : str or Path
     store : Store
-        A new one, opened with create=True.
+        A new one, opened with create=True, or one that an interrupted merge of these parts began.
 
     Returns
     -------
@@ -141,29 +162,35 @@ def merge_parts(model: Model, folder: str | Path, store: Store) -> Counter[str]:
     with ExitStack() as stack:
         parts = [stack.enter_context(open_store(path)) for path in _complete(local(folder))]
         facts = _common_facts(parts)
+        _check_same(parts[0].path, {**facts, "fingerprint": model.fingerprint}, facts)
         stack.enter_context(store.exclusively())
-        if store.facts.all():
-            raise StoreError(f"{store.path} has an index already; name a new --store.")
-        if model.fingerprint != facts["fingerprint"]:
-            raise StoreError(f"The parts are of {facts['model']} ({facts['fingerprint']}), not of {model.name}.")
-        settings = Settings(facts["k"], tuple(facts["sites"]), facts["max_tokens"], facts["seed"])
-        full = short = none = empty_summary(
-            index_size(model, settings.sites), settings.k, head_count(model, settings.sites)
-        )
-        for part in parts:
-            packed = part.scan.progress()
-            if means := packed.get("head_means"):
-                settings = dataclasses.replace(settings, head_means=load(means)["head_means"])
-            full, short = merge(full, _summary(packed, "") or none), merge(short, _summary(packed, SHORT) or none)
-        counts = Counter(parts[0].facts.get("counts"))
-        check_table(merge(full, short), counts)
-        for part in parts:
-            _copy(part, store, facts)
-        store.scan.commit({}, pack(full, settings), facts)
-        finish(model, store, settings, merge(full, short), counts, parts[0].facts.get("documents"))
+        if not store.scan.finished_with(facts):
+            _merge(model, parts, store, facts)
         ensure_vectors(model, store)
         ensure_heads(model, store)
         return indexed_counts(store)
+
+
+def _merge(model: Model, parts: Sequence[Store], store: Store, facts: dict[str, Any]) -> None:
+    settings = Settings(facts["k"], tuple(facts["sites"]), facts["max_tokens"], facts["seed"])
+    full = short = none = empty_summary(
+        index_size(model, settings.sites), settings.k, head_count(model, settings.sites)
+    )
+    for part in parts:
+        packed = part.scan.progress()
+        if means := packed.get("head_means"):
+            settings = dataclasses.replace(settings, head_means=_loaded(part.path, means))
+        try:
+            summaries = _summary(packed, ""), _summary(packed, SHORT)
+        except (SafetensorError, KeyError, TypeError):
+            raise StoreError(f"{part.path} is damaged; delete it, and scan it again.") from None
+        full, short = (merge(x, more or none) for x, more in zip((full, short), summaries, strict=True))
+    counts = Counter(parts[0].facts.get("counts"))
+    check_table(merge(full, short), counts)
+    for part in parts:
+        _copy(part, store, facts)
+    store.scan.commit({}, pack(full, settings), facts)
+    finish(model, store, settings, merge(full, short), counts, parts[0].facts.get("documents"))
 
 
 def parts_in(folder: Path) -> dict[int, dict[int, bool]]:
@@ -175,6 +202,15 @@ def parts_in(folder: Path) -> dict[int, dict[int, bool]]:
             has = result.setdefault(count, {})
             has[part] = ending == "db" or has.get(part, False)
     return result
+
+
+def remove_parts(folder: Path) -> None:
+    """Delete the parts of a folder and what they share, and the folder if nothing else is in it."""
+    for path in folder.iterdir():
+        if NAME.fullmatch(path.name) or path.name.startswith(HEAD_MEANS):
+            path.unlink()
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _folder(path: str | Path) -> Path:
@@ -203,16 +239,28 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def _common_facts(parts: Sequence[Store]) -> dict[str, Any]:
-    """Return the facts of the scan. Raises `StoreError` if parts are of different scans."""
-    each = [{name: x for name, x in part.facts.all().items() if name not in OF_PART} for part in parts]
-    for part, facts in zip(parts, each, strict=True):
-        for name in sorted({*facts, *each[0]}):
-            if facts.get(name) != each[0].get(name):
-                raise StoreError(
-                    f"{part.path} has {name} {facts.get(name)!r}, and {parts[0].path} {each[0].get(name)!r}; scan one "
-                    "of them again."
-                )
-    return each[0]
+    """Return the facts of the scan. Raises `StoreError` unless these are all parts of one scan, whole."""
+    each = [part.facts.all() for part in parts]
+    for number, (part, facts) in enumerate(zip(parts, each, strict=True), 1):
+        if facts.get("part") != f"{number}/{len(parts)}" or "counts" not in facts:
+            raise StoreError(f"{part.path} is not this part, or not all of it; delete it, and scan it again.")
+        _check_same(part.path, facts, {**each[0], "part": facts["part"]})
+    means = {part.scan.progress().get("head_means") for part in parts} - {None}
+    sizes = [size for part in parts for size in part.scan.shards().items()]
+    is_whole = sorted(number for number, _ in sizes) == list(range(len(sizes)))
+    if len(means) > 1 or not is_whole or sum(size for _, size in sizes) != each[0]["counts"].get("sentences", 0):
+        raise StoreError(f"The parts in {parts[0].path.parent} are not of one scan; delete them, and scan them again.")
+    return {name: value for name, value in each[0].items() if name not in OF_PART}
+
+
+def _check_same(path: Path, have: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Raise `StoreError` if a part that was begun has other facts."""
+    for name in sorted(facts.keys() - SPELLED) if have else ():
+        if have.get(name) != facts[name]:
+            raise StoreError(
+                f"{path} was scanned with {name.removeprefix('claimed_')} {have.get(name)!r}, not {facts[name]!r}; use "
+                "the same model, corpus and options for all parts, or delete the file to scan it again."
+            )
 
 
 def _summary(packed: dict[str, bytes], prefix: str) -> ScanSummary | None:
@@ -229,14 +277,17 @@ def _copy(part: Store, store: Store, facts: dict[str, Any]) -> None:
         store.scan.commit({number: list(islice(rows, size)) for number, size in chunk}, {}, facts)
 
 
-def shared_head_means(model: Model, folder: str | Path) -> Any:
+def shared_head_means(model: Model, folder: str | Path) -> Tensor:
     """Return the means of the head outputs that the first part measured, or measure them for the other parts."""
-    folder = _folder(folder)
-    path = folder / HEAD_MEANS
-    if not path.exists():
-        with NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(save({"head_means": head_means(model)}))
-        with suppress(FileExistsError):
-            os.link(file.name, path)  # whole, and only if no other part was faster
-        os.unlink(file.name)
-    return load_file(path)["head_means"]
+    path = _folder(folder) / f"{HEAD_MEANS}-{model.fingerprint}-{model.dtype_name}.safetensors"
+    with locked(path, StoreError, seconds=PATIENCE):
+        if not path.exists():
+            write_file(path, save({"head_means": head_means(model)}), StoreError)
+    return _loaded(path, path.read_bytes())
+
+
+def _loaded(path: Path, data: bytes) -> Tensor:
+    try:
+        return load(data)["head_means"]
+    except (SafetensorError, KeyError):
+        raise StoreError(f"{path} is damaged; delete it, and the parts that were scanned with it.") from None

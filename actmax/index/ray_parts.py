@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from icebear.actmax.index.corpus import Corpus
-from icebear.actmax.index.parts import scan_part, shared_head_means
+from icebear.actmax.index.parts import parts_in, scan_part, shared_head_means
 from icebear.errors import InputError, need
 from icebear.models.model import Model
 from icebear.steps import OnProgress, counting, unwatched
@@ -20,7 +20,7 @@ from icebear.values import check_int, typed
 PARTS_PER_WORKER = 4
 """So that a worker that is slower, or dies, is not waited for long."""
 RETRIES = 3
-"""A part is tried so often again where its worker died."""
+"""How often a part is retried after its worker died."""
 
 
 @typed
@@ -42,7 +42,7 @@ def scan_on_ray(
     folder : str or Path
         One that all workers have. Parts that are complete are not scanned again.
     workers : int
-        How many parts are scanned at a time; there are four times as many parts.
+        How many parts are scanned at a time. There are four parts for each, or as many as the folder has already.
     address : str, optional
         That of a running cluster, or ``auto``; by default a cluster on this machine for the duration of the scan. A
         worker has the threads of OMP_NUM_THREADS, by default the cores of this machine divided by the workers.
@@ -60,7 +60,8 @@ def scan_on_ray(
         If there is no cluster, or a worker dies again and again.
     """
     need("ray")
-    count = PARTS_PER_WORKER * check_int(workers, "The number of workers")
+    check_int(workers, "The number of workers")
+    count = next(iter(parts_in(Path(folder))), PARTS_PER_WORKER * workers)  # of a scan that was stopped
     threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // workers)
     gpus = (1 if address else 1 / workers) if model.device.type == "cuda" else 0
     if "attn" in model.sites:
@@ -68,13 +69,22 @@ def scan_on_ray(
     with _connected(address, workers * threads) as ray:
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(_scanned)
         shared, path = ray.put(model), str(Path(folder).absolute())
-        waiting = [task.remote([shared], corpus, path, part, count, threads, settings) for part in range(1, count + 1)]
-        advance = counting(on_progress, count)
-        while waiting:
-            done, waiting = ray.wait(waiting)
-            ray.get(done)
-            advance(len(done))
+        advance, running = counting(on_progress, count), []
+        for part in range(1, count + 1):
+            if len(running) == workers:
+                running = _waited(ray, running, advance)
+            running.append(task.remote([shared], corpus, path, part, count, threads, settings))
+        while running:
+            running = _waited(ray, running, advance)
     return count
+
+
+def _waited(ray: Any, running: list[Any], advance: Callable[[int], None]) -> list[Any]:
+    """Wait for a part, and return those that are still scanned."""
+    done, running = ray.wait(running)
+    ray.get(done)
+    advance(len(done))
+    return running  # type: ignore[no-any-return]
 
 
 def _scanned(

@@ -13,7 +13,7 @@ from torch import Tensor
 from icebear.claims.kind import Draft, Kind, Measured, NodeId, PromptText, others_of, text_of
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.request import at_first_difference
-from icebear.concepts.circuits.circuit import contribution_shares
+from icebear.concepts.circuits.circuit import check_comparable, contribution_shares
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.measured_edges import effect_shares
@@ -372,6 +372,7 @@ class EdgeClaim(Explained):
         ends = [self.source] + ([self.into] if isinstance(self.into, NodeId) else [])
         heads = self.heads or bool(self.parts) or any(node.neuron.site == "head" for node in ends)
         relevance = self.relevance(model, *node_sites(model, heads))
+        check_comparable(relevance)
         for node in ends:
             check_node(model, relevance, node)
         others = others_of(model, self.source.neuron, seed)

@@ -60,8 +60,9 @@ def circuit(
     edges.
 
     Edges are direct, through no other head or neuron but those of whole parts (`Graph.whole_parts`), which are
-    recomputed. An edge has an effect (gradient x difference) and a contribution (by difference rules, so that the
-    contributions to a target sum to its difference).
+    recomputed. An edge has an effect (measured: the source alone takes its counterfactual value), an estimate of it
+    (gradient x difference) and a contribution (by difference rules, so that the contributions to a target sum to its
+    difference).
 
     Parameters
     ----------
@@ -80,7 +81,7 @@ def circuit(
         Default: of 1, 2, 4, 8, 16, 32, 64 and 100 the least that recovers 80 % of what all edges recover, or none if
         random edges recover as much (`Graph.edge_check`); with a number of nodes, and for images, 100.
     on_progress
-        Called with the number of finished targets and the number of all targets of the backward passes.
+        Called with the number of finished steps and of all: targets of backward passes, and measured sources.
 
     Returns
     -------
@@ -105,7 +106,7 @@ def circuit(
     sites = tuple(map(neuron_site, choosing.node_sites(model, heads)))
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
     relevance = attribute(model, prompt, target, contrast, **compared)
-    _check_comparable(relevance)
+    check_comparable(relevance)
     scores = choosing.scored(model, relevance, heads)
     known = stages_set(model, relevance) if heads and nodes is None else None
     parts: tuple[WholePart, ...] = ()
@@ -161,7 +162,7 @@ def graph_of(
     )
 
 
-def _check_comparable(relevance: Relevance) -> None:
+def check_comparable(relevance: Relevance) -> None:
     """Raise `InputError` for a relevance that has no circuit."""
     if isinstance(relevance, list):
         raise InputError("A circuit is of one prompt and one counterfactual; call circuit for each of them.")
@@ -210,7 +211,7 @@ def contribution_shares(
 ) -> Tensor:
     """Return (K + 1, T + K) the share of the difference of each of K nodes, and of the answer, that each token and node
     contributes through no other neuron but those of whole parts, by difference rules."""
-    _check_comparable(relevance)
+    check_comparable(relevance)
     values = choosing.node_values(relevance, token_nodes)
     contribution = _edges(model, relevance, token_nodes, parts, lambda targets: None, DIFFERENCE)
     difference = (values[0] - values[1])[:, None]

@@ -215,7 +215,7 @@ def control_text(edges: Sequence[Edge]) -> str:
     """Return how many edges have a measured effect that is no larger than those of random sources."""
     compared = [edge for edge in edges if edge.random_effect is not None]
     if not compared:
-        return "No edge has a control: fewer than ten random sources are below its target." if edges else ""
+        return "No edge has a control: fewer than ten random sources affect its target." if edges else ""
     alike = sum(edge.is_like_random for edge in compared)
     left = f"; {len(edges) - len(compared)} have no control" if len(edges) > len(compared) else ""
     verb = "is" if alike == 1 else "are"

@@ -147,7 +147,7 @@ def direct(
         where gradients stop.
     on_targets: called after each backward pass with the number of its targets.
     recomputed: site -> tokens whose activations are recomputed in all layers, and stop no gradient.
-    method: None for effects (the gradient at the prompt); difference rules for contributions, which sum to the
+    method: None for estimates (the gradient at the prompt); difference rules for contributions, which sum to the
         difference of the target.
     """
     rows = max(1, min(len(targets), TOKENS_PER_PASS // (pair.batch.before + pair.batch.spans[1].stop)))

@@ -21,10 +21,10 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Neuron
 
-RANDOM_SOURCES = 20
+RANDOM_SOURCES = 40
 """Random sources of a circuit."""
 FEWEST_RANDOM = 10
-"""With fewer random sources below a target, its edges have no control."""
+"""With fewer random sources that affect a target, its edges have no control."""
 NO_DIFFERENCE = 1e-6
 """A target whose difference is no larger than this share of its larger value has no shares."""
 PERCENTILE = 0.95
@@ -62,7 +62,7 @@ class EdgeMeasurement:
         tokens, nodes, random = changes.split([len(self.tokens), count, len(self.random)], 1)
         effects = changes.new_zeros(count + 1, self.token_count + count)
         effects[:, self.tokens], effects[:, self.token_count :] = tokens, nodes
-        return effects, self._largest_of_random(random.abs())
+        return effects, self._largest_of_random(random.abs(), NO_DIFFERENCE * values[:, :1].abs())
 
     def _values(self, on_rows: Callable[[int], None]) -> Tensor:
         """Return the value of each target in each row, (K + 1, rows)."""
@@ -70,12 +70,15 @@ class EdgeMeasurement:
         probes = self.fixed.nodes[: len(self.targets) - 1]
         return torch.stack([*(activations[number] @ probe.direction for number, probe in enumerate(probes)), answers])
 
-    def _largest_of_random(self, sizes: Tensor) -> Tensor:
+    def _largest_of_random(self, sizes: Tensor, rounding: Tensor) -> Tensor:
         result = sizes.new_full((len(self.targets),), torch.nan)
         for row, target in enumerate(self.targets):
-            lower = [number for number, source in enumerate(self.random) if below(source, target, self.is_causal)]
-            if len(lower) >= FEWEST_RANDOM:
-                result[row] = sizes[row, lower].quantile(PERCENTILE)
+            lower = torch.tensor([below(source, target, self.is_causal) for source in self.random])
+            chosen = sizes[row][
+                lower & (sizes[row] > rounding[row])
+            ]  # where heads are held, most tokens have no way to others
+            if len(chosen) >= FEWEST_RANDOM:
+                result[row] = chosen.quantile(PERCENTILE)
         return result
 
 

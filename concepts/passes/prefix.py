@@ -87,8 +87,9 @@ class Prefix:
             cache.batch_select_indices(torch.tensor(rows, device=self.model.device))
             return cache
         for layer in cache.layers:  # the same row takes no memory
-            keys, values = layer.keys, layer.values
-            layer.keys, layer.values = (x[rows[0]].expand(len(rows), *x.shape[1:]) for x in (keys, values))
+            if layer.keys is not None:  # else the layer shares those of another one
+                both = layer.keys, layer.values
+                layer.keys, layer.values = (x[rows[0]].expand(len(rows), *x.shape[1:]) for x in both)
         return cache
 
     def after(self, ids: Tensor) -> dict[str, Any]:

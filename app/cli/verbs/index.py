@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -54,7 +53,7 @@ class Options:
         "With --parts: scan only part I of N, such as 3/8. Run it once for each part.", metavar="I/N", advanced=True
     )
     merge: bool = option("With --parts: merge the parts into --store.", advanced=True)
-    workers: int | None = option("Scan in parts on so many Ray workers.", type="count", advanced=True)
+    workers: int | None = option("Number of Ray workers that scan the parts.", type="count", advanced=True)
     address: str | None = option(
         "With --workers: address of a running Ray cluster, or auto.", show_default="one on this machine", advanced=True
     )
@@ -143,7 +142,7 @@ def _part(options: Options) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", options.part)
     if not match:
-        raise click.UsageError(f"{options.part!r} is no part; give its number and the number of parts, such as 3/8.")
+        raise click.UsageError(f"{options.part!r} is not a part; give its number and the number of parts, such as 3/8.")
     return int(match[1]), int(match[2])
 
 
@@ -158,6 +157,7 @@ def _on_workers(
     options: Options, model: icebear.Model, encoder: icebear.Encoder | None, how: dict[str, Any]
 ) -> Counter[str]:
     """Scan on Ray workers, and merge; return the counts of the index. The parts are kept until then."""
+    from icebear.actmax.index.parts import remove_parts
     from icebear.actmax.index.ray_parts import scan_on_ray
 
     folder = options.parts or f"{options.store}.parts"
@@ -165,7 +165,7 @@ def _on_workers(
         scan_on_ray(model, _documents(options), folder, options.workers or 1, options.address, move, **how)
     counts = merging(model, folder, options.store, encoder)
     if not options.parts:
-        shutil.rmtree(folder)
+        remove_parts(local(folder))
     return counts
 
 
