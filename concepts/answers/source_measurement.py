@@ -21,6 +21,8 @@ from icebear.concepts.answers.source_records import (
 )
 from icebear.concepts.answers.units import span_relevance, units_of
 from icebear.concepts.methods.attnlrp import CP_LRP
+from icebear.concepts.passes.freeing import free_at_once
+from icebear.concepts.passes.run import LONG
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.answer import Answer, Span, answer_of
@@ -165,6 +167,8 @@ class Measurement:
 
     def measure(self, checkpoint: bool | None, on_progress: OnProgress, on_expected: OnExpected | None) -> None:
         spans = range(len(self.request.spans))
+        if len(self.request.answer.prompt_ids) >= LONG:
+            free_at_once()
         self.read()
         self._begin(on_expected)
         self._order(checkpoint)
