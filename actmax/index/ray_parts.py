@@ -69,7 +69,8 @@ def scan_on_ray(
     with _connected(address, workers * threads) as ray:
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(_scanned)
         shared, path = ray.put(model), str(Path(folder).absolute())
-        advance, running = counting(on_progress, count), []
+        advance = counting(on_progress, count)
+        running: list[Any] = []
         for part in range(1, count + 1):
             if len(running) == workers:
                 running = _waited(ray, running, advance)
