@@ -10,6 +10,7 @@ from icebear import CP_LRP, Model, Neuron, attribute
 from icebear.concepts.attribution import attribute as attribution
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import AllNeurons, LargestNeurons
+from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.run import Activations, Logits, forward_backward, new_accounting
 from icebear.errors import InputError
 from icebear.models.objective import objective_of
@@ -189,3 +190,28 @@ def test_a_repr_fits_a_line(llama):
     assert repr(result) == (
         "<Relevance of 32 tokens for '<3>' against '<5>', AttnLRP(); ffn (3, 32, 20), attn (3, 32, 24)>"
     )
+
+
+SHARED = {
+    **{"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 6, "num_attention_heads": 4, "head_dim": 6},
+    **{"num_key_value_heads": 2, "vocab_size": 64, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
+    **{"sliding_window": 32, "max_position_embeddings": 64, "num_kv_shared_layers": 3},
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+}
+
+
+@pytest.mark.parametrize(
+    "config", [LLAMA, transformers.AutoConfig.for_model("gemma4_text", **SHARED)], ids=["llama", "gemma4"]
+)
+@pytest.mark.parametrize("rows", [[0, 0, 0], [1, 0, 1]])
+def test_rows_after_a_prefix_are_whole_passes_and_leave_it_as_it_is(kind, rows):
+    """Also where layers share the keys and values of others."""
+    config = LLAMA if kind == "llama" else transformers.AutoConfig.for_model(kind, **SHARED)
+    model, before, after = random_model(config), [[7, 3, 12, 44], [5, 3, 21, 9]], [[2, 8], [11, 30], [4, 4]]
+    prefix = Prefix.read(model, before)
+    for _ in range(2):
+        logits = prefix.logits(torch.tensor(after), rows, [4] * 3, [1])[:, 0]
+        for row, ids, each in zip(rows, after, logits, strict=True):
+            with torch.no_grad():
+                whole = model.net(torch.tensor([before[row] + ids]), use_cache=False).logits[0, -1]
+            assert torch.allclose(each, whole, atol=1e-5)
