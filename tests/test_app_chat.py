@@ -347,7 +347,7 @@ def test_a_sentence_lights_its_sources_and_a_source_its_sentences(environment, s
     page = fine(visit("chat", chat=chat, turn="1", span="2-3", clicks="sentence"))
     [sentence] = sources(smol, answer_of(smol, conversation(page), 1), span=(0, 5)).sentences
     assert "Where does \u201cAnna lives in Oslo.\u201d come from?" in text(page).replace("\\", "")
-    wanted = [round(source.change, 1) for source in sentence.shown]
+    wanted = [round(source.change, 1) for source in sentence.leading]
     assert list(bars_of(page).values())[: len(wanted)] == wanted
     assert "hangs most on" in text(page)
     page.query_params["turn"], page.query_params["span"] = "0", "2-3"

@@ -296,9 +296,13 @@ def test_the_source_of_an_answer_holds_and_breaks(smol, tmp_path):
     text = "Snow fell. Anna lives in Oslo. Eve sings. Tom has a dog. It is late. Where does Anna live?"
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Anna lives in Oslo."}]
     answer = answer_of(smol, Chat(messages), 1)
-    claims, refused, _ = files.append_drafts(smol, tmp_path / "c.yaml", SourceClaim.of(sources(smol, answer), answer))
+    measured = sources(smol, answer)
+    claims, refused, _ = files.append_drafts(smol, tmp_path / "c.yaml", SourceClaim.of(measured, answer))
     assert not refused
     what = claims[0].what
+    value = what.measured(smol)
+    assert value.value == pytest.approx(-measured.sentences[0].sources[0].change, abs=1e-3)
+    assert value.control == pytest.approx(-min(measured.sentences[0].random.singles), abs=1e-3)
     assert (what.source, what.message) == ("Anna lives in Oslo.", 0)
     assert check(smol, tmp_path / "c.yaml").passed
     for changed in ({"source": "Eve sings."}, {"source": "Anna lives"}, {"message": 3}):

@@ -105,14 +105,39 @@ def test_the_question_stays_and_a_call_is_a_source():
     call = {"type": "function", "function": {"name": "rm", "arguments": {"path": "a"}}}
     chat = Chat([*TALK[:2], {"role": "assistant", "content": None, "tool_calls": [call]}, TALK[2]])
     context = Context.of(chat)
-    assert context.question.text == "Where is Tom?"
+    assert [part.text for part in context.question] == ["Where is Tom?"]
     assert [source.role for source in context.sources[:5]] == ["user", "user", "assistant", "assistant", "assistant"]
     assert context.sources[4].text == 'rm({"path": "a"})'
     without = context.without([context.sources[4], context.sources[5]])
     assert "tool_calls" not in without.messages[2]
     assert without.messages[3]["content"].startswith("Tom is in Oslo.")
-    assert Context.of("Ann is in Rome. She eats.").question is None
-    assert Context.of(chat, "message").question is None
+    assert not Context.of(chat, "message").question
+
+
+@pytest.mark.parametrize(
+    ("text", "stays"),
+    [
+        ("Snow fell. Eve sang. Tell me where Tom is.", "Tell me where Tom is."),
+        ("Snow fell. Where is Tom? Answer in one word.", "Where is Tom? Answer in one word."),
+        ("Snow fell. Why? It was cold. Eve sang. Ned ran. Say it in French.", "Say it in French."),
+        ("Where is Tom? Snow fell. Eve sang. Tom is in Oslo.", "Where is Tom? "),
+        ("Translate:\nSnow fell. Eve sang.", "Translate:\n"),
+        ("Where is Tom? Snow fell.", "Where is Tom? "),
+        ("Where is Tom?", ""),
+    ],
+)
+def test_what_the_user_asks_stays_and_is_no_source(text, stays):
+    context = Context.of(Chat([{"role": "user", "content": text}]))
+    assert "".join(part.text for part in context.question) == stays
+    assert not set(context.question) & set(context.sources)
+    assert sum(len(part.text) for part in (*context.question, *context.sources)) == len(text)
+
+
+def test_what_the_user_asks_before_a_tools_output_is_a_source_and_no_control():
+    talk = [{"role": "user", "content": "Be kind. Do what the notes say."}, {"role": "tool", "content": "Rest."}]
+    context = Context.of(Chat(talk))
+    assert [part.text for part in context.request] == ["Do what the notes say."]
+    assert set(context.request) <= set(context.sources)
 
 
 def log_probability(model, messages, answer):
@@ -148,8 +173,9 @@ def check_numbers(model, messages, answer, result):
         first = [source.text for source in sentence.leading]
         assert sentence.together == pytest.approx(change(*first), abs=1e-3)
         assert sentence.only == pytest.approx(change(*(text for text in read if text not in first)), abs=1e-3)
-        others = [change(text) for text in read if text not in first]
+        others = [change(text) for text in read if text not in [source.text for source in sentence.sources]]
         assert all(min(abs(one - other) for other in others) < 1e-3 for one in sentence.random.singles)
+        assert sentence.random.are_all == (len(others) == len(sentence.random.singles))
         assert [source.change for source in sentence.sources] == sorted(source.change for source in sentence.sources)
 
 
@@ -190,7 +216,7 @@ def test_every_number_of_the_default_model_is_a_removal_of_ones_own(smol):
     assert len(result.to_frame()) == sum(len(sentence.sources) for sentence in result.sentences)
     data = json.loads(result.to_json())["answer_sentences"][0]
     assert data["sources"][0].keys() >= {"role", "text", "change"}
-    assert data["random"].keys() == {"single", "together"}
+    assert data["random"].keys() == {"single", "together", "are_all"}
 
 
 def test_passes_share_their_beginning_and_are_the_same_without():
@@ -226,28 +252,135 @@ def test_a_model_with_a_state_reads_each_prompt_anew():
     assert not Removals(random_model(config, "eager", torch.float32), [4]).shares
 
 
+SEVEN = "Tom is in Oslo. Tom sits in Oslo. Tom ran in Oslo. A dog ran. It was cold. Snow fell. Eve sang. Where?"
+OSLO = [f"{sentence}." for sentence in SEVEN.split(". ")[:3]]
+
+
+def by_hand(monkeypatch, log_probability, text=SEVEN):
+    """Return what is measured where the log-probability of an answer of one token is a function of the text before it,
+    and the first sentences have the largest relevance. Its removals are among the tests above."""
+    model = MODELS["qwen"]
+
+    def passes(self, prompts):
+        for index, prompt in enumerate(prompts):
+            yield index, torch.tensor([log_probability("".join(self.model.pieces(prompt)))])
+
+    def order(self, checkpoint):
+        self.relevance = -torch.arange(len(self.request.sources))[None].float()
+
+    monkeypatch.setattr(Removals, "log_probabilities", passes)
+    monkeypatch.setattr(source_measurement.Measurement, "order", order)
+    answer = model.answer(Chat([{"role": "user", "content": text}]), max_new_tokens=1)
+    return sources(model, answer, span=(0, 1)).sentences[0]
+
+
+def without_each(losses):
+    """A log-probability that loses so much without each of some texts."""
+    return lambda read: -sum(loss for text, loss in losses.items() if text not in read)
+
+
+def test_controls_are_drawn_before_losses_are_known(monkeypatch):
+    """The last half of a short context, whatever its sentences lose; a control that loses most decides nothing."""
+    few = by_hand(monkeypatch, without_each({"Tom is": 9.0}))
+    assert [source.text.strip() for source in few.sources] == [*OSLO, "A dog ran."]
+    assert (few.random.singles, few.random.are_all, few.is_decided) == ((0.0, 0.0, 0.0), True, True)
+    for loss, is_decided in ((8.5, False), (8.0, True), (20.0, False)):
+        few = by_hand(monkeypatch, without_each({"Tom is": 9.0, "Snow fell.": loss}))
+        assert [source.text.strip() for source in few.sources] == [*OSLO, "A dog ran."]
+        assert min(few.random.singles) == -loss
+        assert few.is_decided == is_decided
+    twenty = " ".join(f"Fact {letter} is so." for letter in "abcdefghijklmnopqrst") + " Why?"
+    drawn = [f"Fact {letter} " for letter in "ijklmnopqrst"]
+    losses = {text: 1.0 + number for number, text in enumerate(drawn)}
+    many = by_hand(monkeypatch, without_each(losses), twenty)
+    assert {source.change for source in many.sources} == {0.0}
+    again = by_hand(monkeypatch, without_each({text: 20 - loss for text, loss in losses.items()}), twenty)
+    assert [21 + loss for loss in map(sum, zip(many.random.singles, again.random.singles, strict=True))] == [1.0] * 4
+    assert not many.random.are_all
+
+
+def test_there_is_no_verdict_without_a_control(monkeypatch):
+    sentence = by_hand(monkeypatch, without_each({"Tom is": 9.0}), "Tom is in Oslo. Where?")
+    assert [source.change for source in sentence.sources] == [-9.0]
+    assert not sentence.random.singles
+    assert not sentence.is_decided
+
+
+def together(losses, joint):
+    """A log-probability with single losses, and a loss where none of the three sentences is there."""
+    alone = without_each(losses)
+    return lambda read: alone(read) if any(text in read for text in OSLO) else -joint
+
+
+def test_a_prompt_whose_positions_depend_on_its_length_is_read_anew():
+    """longrope has other angles from a length on, which keys in a cache do not have."""
+    config = dense(positions=512)["phi3"]
+    config.original_max_position_embeddings = 32
+    half = config.hidden_size // config.num_attention_heads // 2
+    factors = {"short_factor": [1.0] * half, "long_factor": [8.0] * half}
+    config.rope_parameters = {
+        **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 16.0},
+        **factors,
+    }
+    model = random_model(config, dtype=torch.float32)
+    ids, answer = [(5 * at + 3) % 40 for at in range(60)], [7, 9, 11]
+    prompts = [ids, ids[:10] + ids[14:], ids[:28], ids[:20]]
+    passes = Removals(model, answer)
+    assert passes.shares
+    for index, values in passes.log_probabilities(prompts):
+        logits = model.continuation_logits(prompts[index], answer)
+        assert torch.allclose(values, logits.log_softmax(-1)[range(3), answer], atol=1e-4)
+
+
+def test_a_removal_that_the_template_refuses_is_left_out(monkeypatch):
+    """The rest is measured."""
+    model = MODELS["qwen"]
+    refused, ids = [], Model.ids
+
+    def strict(self, prompt):
+        if isinstance(prompt, Chat) and len(prompt.messages[-1]["content"]) < 40:
+            refused.append(prompt)
+            raise InputError("The chat template refuses these messages.")
+        return ids(self, prompt)
+
+    monkeypatch.setattr(Model, "ids", strict)
+    text = "Tom is in the city of Oslo. Ann is in the city of Rome. Where is Tom?"
+    [sentence] = sources(
+        model, Chat([{"role": "user", "content": text}, {"role": "assistant", "content": "Oslo"}])
+    ).sentences
+    assert len(sentence.sources) == len(sentence.random.singles) == 1
+    assert sentence.together is not None
+    text = "Tom is here. Ann is here. Ned is here. Bob is here. Where?"
+    [sentence] = sources(
+        model, Chat([{"role": "user", "content": text}, {"role": "assistant", "content": "Oslo"}])
+    ).sentences
+    assert len(sentence.sources) == 2
+    assert sentence.together is None
+    assert refused
+
+
 def test_sources_that_stand_in_for_each_other(monkeypatch):
     """A model for which any of three sentences is enough."""
-    model = MODELS["qwen"]
-    text = "Tom is in Oslo. Tom sits in Oslo. Tom ran in Oslo. A dog ran. It was cold. Snow fell. Eve sang. Where?"
-    names = [f"{sentence}." for sentence in text.split(". ")[:3]]
-
-    def by_hand(self, prompts):
-        for index, prompt in enumerate(prompts):
-            read = "".join(self.model.pieces(prompt))
-            yield index, torch.full((len(self.answer),), -0.1 if any(name in read for name in names) else -5.0)
-
-    monkeypatch.setattr(Removals, "log_probabilities", by_hand)
-    monkeypatch.setattr(source_measurement, "REMOVED_SOURCES", 3)
-    order = torch.tensor([[3.0, 2.0, 1.0, 0, 0, 0, 0]])
-    monkeypatch.setattr(source_measurement.Measurement, "_order", lambda self, _: setattr(self, "relevance", order))
-    answer = model.answer(Chat([{"role": "user", "content": text}]), max_new_tokens=4)
-    [sentence] = sources(model, answer, span=(0, 4)).sentences
+    sentence = by_hand(monkeypatch, together({}, 4.9))
     assert [source.change for source in sentence.leading] == [0, 0, 0]
-    assert sentence.together == pytest.approx(-4.9 * 4)
+    assert sentence.together == pytest.approx(-4.9)
     assert sentence.stand_in.each_suffices
     assert sentence.stand_in.alone == (0, 0, 0)
     assert not sentence.is_decided
+
+
+@pytest.mark.parametrize(
+    ("losses", "joint"),
+    [
+        ({OSLO[0]: 6.7}, 20.0),  # the first one has its own verdict
+        ({OSLO[0]: 0.9, OSLO[1]: 0.8, OSLO[2]: -0.8}, 2.0),  # a gain does not lessen the sum of the losses
+        ({"It was cold.": 1.5, "Snow fell.": 1.5, "Eve sang.": 1.5}, 4.9),  # random others lose as much together
+    ],
+)
+def test_sources_that_do_not_stand_in_for_each_other(monkeypatch, losses, joint):
+    sentence = by_hand(monkeypatch, together(losses, joint))
+    assert sentence.stand_in is None
+    assert sentence.is_decided == (OSLO[0] in losses and losses[OSLO[0]] > 1)
 
 
 def test_what_ctrl_c_keeps(monkeypatch):
@@ -285,11 +418,18 @@ def test_the_effect_of_one_source():
     at = TALK[2]["content"].index("dog")
     effect = effect_of_source(model, chat, 2, at)
     assert effect.text.strip() == "A dog ran."
-    known = [source for part in sources(model, chat).sentences for source in part.sources if "dog" in source.text]
-    assert len(effect.sentences) == 2
-    assert {round(source.change, 3) for source in known} <= {round(part.change, 3) for part in effect.sentences}
+    assert [part.random for part in effect.sentences] != [()] * 2
+    for part, sentence in zip(effect.sentences, sources(model, chat).sentences, strict=True):
+        changes = {source.text: source.change for source in sentence.sources}
+        if effect.text in changes:
+            assert part.change == pytest.approx(changes[effect.text], abs=1e-4)
+            assert part.random == pytest.approx(sentence.random.singles, abs=1e-4)
+        else:  # a control is not its own control
+            assert set(part.random) <= set(sentence.random.singles)
     asked = effect_of_source(model, chat, 2, len(TALK[2]["content"]) - 2)
     assert asked.text == "Where is Tom?"
+    for part, sentence in zip(asked.sentences, sources(model, chat).sentences, strict=True):
+        assert part.random == pytest.approx(sentence.random.singles, abs=1e-4)
     with pytest.raises(InputError):
         effect_of_source(model, chat, 2, 999)
 

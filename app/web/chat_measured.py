@@ -53,7 +53,7 @@ def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[chat_sources.Co
         parts = [part for part in job.result.sentences if part.is_hit]
         rows[last] = [(ends[part.start], ends[part.stop], -part.change) for part in parts]
     else:
-        for source in job.result.sentences[0].shown:
+        for source in job.result.sentences[0].leading:
             start = str(chat.messages[source.message]["content"]).find(source.text)
             rows.setdefault(source.message, []).append((start, start + len(source.text), -source.change))
     return [_painted(_pieces(chat, number), rows.get(number, ())) for number in range(len(chat.messages))]
@@ -139,7 +139,7 @@ def _from(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     st.caption(
         markdown.plain(
             f"Without the first: {change_text(sentence, largest.change)}. Each bar is a removal: the nats of "
-            "log-probability that this sentence of the answer loses. Gray: random other sentences."
+            "log-probability that this sentence of the answer loses. Gray: other sentences, as the control."
         )
     )
     for dropped in measured.dropped:
@@ -148,11 +148,14 @@ def _from(chat: Chat, turn: int, span: tuple[int, int]) -> None:
 
 def _rows(sentence: SourcedSentence) -> list[Bar]:
     """Return a bar for each shown source, what they lose together, and the control."""
-    rows = [Bar(_name(source.role, source.text), -source.change, f"{source.change:+.1f}") for source in sentence.shown]
+    rows = [
+        Bar(_name(source.role, source.text), -source.change, f"{source.change:+.1f}") for source in sentence.leading
+    ]
     if sentence.together is not None and len(sentence.leading) > 1:
         name = f"The first {len(sentence.leading)} together"
         rows.append(Bar(name, -sentence.together, f"{sentence.together:+.1f}"))
-    return rows + [Bar("A random other sentence", -x, f"{x:+.1f}", True) for x in sentence.random.singles]
+    other = "Another sentence" if sentence.random.are_all else "A random other sentence"
+    return rows + [Bar(other, -x, f"{x:+.1f}", True) for x in sentence.random.singles]
 
 
 def _did(chat: Chat, turn: int, span: tuple[int, int]) -> None:
@@ -160,16 +163,18 @@ def _did(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     st.markdown(f"## What did {_quoted(effect.text)} do to the answer?")
     hit = [part for part in effect.sentences if part.is_hit]
     most = min(hit, key=lambda part: part.change, default=None)
-    little = "No sentence of the answer loses a nat more without it than without random others."
+    little = "No sentence of the answer loses 1 nat more without it than without every control."
+    if not all(part.random for part in effect.sentences):
+        little = "There is no other sentence as a control, so it is open what the answer hangs on."
     st.markdown(f"**{_quoted(most.text)} hangs on it.**" if most else f"**{little}**")
     rows = []
     for part in effect.sentences:
         rows.append(Bar(_name("", part.text), -part.change, f"{part.change:+.1f}"))
-        rows += [Bar("without a random other sentence", -x, f"{x:+.1f}", True) for x in part.random]
+        rows += [Bar("without another sentence", -x, f"{x:+.1f}", True) for x in part.random]
     st.html(bars(rows, high=NAT))
     st.caption(
         "Each bar is a removal: the nats of log-probability that a sentence of the answer loses without the sentence "
-        "that you clicked. Gray: without a random other sentence of the context."
+        "that you clicked. Gray: without another sentence of the context, as the control."
     )
 
 

@@ -4,7 +4,7 @@
 2. A single cache holds keys and values of the last prompt. It is cut where the next one differs, and what comes behind
    is read: no token is read twice behind the same beginning.
 3. A model whose cache cannot be cut, because it keeps a state or a window, reads each prompt from its beginning; this
-   is measured with a few tokens.
+   is measured with a few tokens. So is a prompt that is so long that positions depend on its length.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Removals:
 
     @torch.no_grad()
     def _pass(self, prompt: list[int]) -> Tensor:
-        if not self.shares:
+        if not self.shares or len(prompt) + len(self.answer) > self.model.scales_positions_from:
             self.tokens_read += len(prompt) + len(self.answer)
             logits = self.model.continuation_logits(prompt, self.answer)
             return logits.log_softmax(-1)[range(len(self.answer)), self.answer].cpu()
@@ -119,4 +119,4 @@ def _shares(model: Model) -> bool:
 def check_causal(model: Model) -> None:
     """Raise `InputError` for a model that writes no answer token by token."""
     if not (model.task.is_causal and model.task.generates):
-        raise InputError(f"{model.name} does not continue a prompt, so that its answers have no sources to remove.")
+        raise InputError(f"{model.name} does not continue a prompt, so its answers have no sources to remove.")

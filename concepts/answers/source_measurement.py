@@ -18,6 +18,7 @@ from icebear.concepts.answers.source_records import (
     SourcedSentence,
     StandIn,
     losses,
+    stands_out,
 )
 from icebear.concepts.answers.units import span_relevance, units_of
 from icebear.concepts.methods.attnlrp import CP_LRP
@@ -32,11 +33,12 @@ from icebear.steps import OnProgress, counting
 from icebear.values import shown
 
 REMOVED_SOURCES = 8
-"""The sources of a sentence of the answer that are removed: those with the largest relevance."""
+"""The sources of a sentence of the answer that are removed: at most so many, those with the largest relevance."""
 RANDOM_SOURCES = 4
-"""Removed one at a time as the control."""
+"""Removed one at a time as the control; in a short context at most half of the sources, those with the least relevance."""
 TOGETHER = 1.5
-"""Sources stand in for each other where they lose so many times the sum of their single losses together."""
+"""Sources stand in for each other where they lose so many times the sum of their single losses together, and a nat more
+than random ones together."""
 SUFFICES = 0.1
 """One of them suffices if, with it alone, at most this share of their joint loss is lost."""
 
@@ -58,14 +60,25 @@ class SourcesRequest:
     """Of each source."""
     dropped: tuple[ContextSource, ...]
 
+    @property
+    def controls(self) -> set[int]:
+        """The sources that may be a control, by their index: what the user asks is none."""
+        return {index for index, source in enumerate(self.sources) if source not in self.context.request}
+
     def without(self, removed: Iterable[int]) -> Chat | str:
         """Return what is read without some sources, by their index."""
         return self.context.without([self.sources[index] for index in removed])
 
 
-def is_empty(prompt: Chat | str) -> bool:
-    """Return whether nothing is left of a text; a prompt has at least one token."""
-    return isinstance(prompt, str) and not prompt.strip()
+def ids_left(model: Model, prompt: Chat | str) -> list[int] | None:
+    """Return the tokens of what is left after a removal; None if it is empty, or if the template refuses it: a tool's
+    result may need its call."""
+    if isinstance(prompt, str):
+        return model.ids(prompt) if prompt.strip() else None
+    try:
+        return model.ids(prompt)
+    except InputError:
+        return None
 
 
 def request_of_sources(
@@ -84,12 +97,10 @@ def request_of_sources(
         raise InputError("The answer is empty, so there is nothing to explain; give another prompt.")
     context = Context.of(answer.question or _text(model, answer), units)
     pieces, readable, tokens, dropped = model.pieces(answer.prompt_ids), [], [], []
-    question = [context.question] if with_question and context.question else []
-    for source in [*context.sources, *question]:
-        left = context.without([source])
-        if is_empty(left) or not _is_accepted(model, left, source):
+    for source in [*context.sources, *(context.question if with_question else ())]:
+        without = ids_left(model, context.without([source]))
+        if without is None:
             continue
-        without = model.ids(left)
         if without == list(answer.prompt_ids):
             dropped.append(source)
         else:
@@ -105,17 +116,6 @@ def request_of_sources(
         )
     spans = [answer.token_range(span)] if span is not None else _spans(answer)
     return SourcesRequest(answer, tuple(spans), context, tuple(readable), tuple(tokens), tuple(dropped))
-
-
-def _is_accepted(model: Model, left: Chat | str, source: ContextSource) -> bool:
-    """Return whether the template takes a conversation without a call: a tool's result may need it."""
-    if source.call is None:
-        return True
-    try:
-        model.ids(left)
-    except InputError:
-        return False
-    return True
 
 
 def _text(model: Model, answer: Answer) -> str:
@@ -171,7 +171,7 @@ class Measurement:
             free_at_once()
         self.read()
         self._begin(on_expected)
-        self._order(checkpoint)
+        self.order(checkpoint)
         singles = {frozenset([index]) for span in spans for index in self._singles(span)}
         advance = counting(on_progress, len(singles) + SHOWN_SOURCES * len(spans))  # three more removals each
         self.remove(sorted(singles, key=min), advance)
@@ -191,8 +191,8 @@ class Measurement:
         if on_expected:
             on_expected(self.passes.seconds * (3 + 2 * spans + min(removals, count + SHOWN_SOURCES * spans) / 2))
 
-    def _order(self, checkpoint: bool | None) -> None:
-        """Sum the relevance over the tokens of each source."""
+    def order(self, checkpoint: bool | None) -> None:
+        """Sum the relevance over the tokens of each source. It decides what is removed, and what is a control."""
         prompt = self.request.answer.prompt_ids
         ids, begins = [*prompt, *self.answer_ids], len(prompt)
         spans = [(begins + start, begins + stop) for start, stop in self.request.spans]
@@ -202,10 +202,10 @@ class Measurement:
     def remove(self, removals: Iterable[Removed], advance: Callable[[int], None] = lambda steps: None) -> None:
         """Measure the changes that are not known yet."""
         new = [removed for removed in dict.fromkeys(removals) if removed not in self.changes]
-        left = [self.request.without(removed) for removed in new]
-        readable = [number for number, prompt in enumerate(left) if not is_empty(prompt)]
-        for index, values in self.passes.log_probabilities([self.model.ids(left[number]) for number in readable]):
-            self.changes[new[readable[index]]] = self._by_span(values) - self.base
+        left = [(removed, ids_left(self.model, self.request.without(removed))) for removed in new]
+        readable = [(removed, ids) for removed, ids in left if ids is not None]
+        for index, values in self.passes.log_probabilities([ids for _, ids in readable]):
+            self.changes[readable[index][0]] = self._by_span(values) - self.base
             advance(1)
 
     def _by_span(self, values: Tensor) -> Tensor:
@@ -216,37 +216,39 @@ class Measurement:
         change = self.changes.get(frozenset(removed))
         return None if change is None else change[span].item()
 
+    def changes_of(self, span: int, indices: Iterable[int]) -> list[float]:
+        """Return the changes without each of some sources that was measured."""
+        changes = (self.change(span, [index]) for index in indices)
+        return [change for change in changes if change is not None]
+
     # --- which sources are removed ----------------------------------------------------------------------
 
+    def _by_relevance(self, span: int) -> list[int]:
+        """Return the sources, the largest relevance first; no question, which is a source where its effect is measured."""
+        ordered = self.relevance[span].argsort(descending=True, stable=True).tolist()
+        return [index for index in ordered if self.request.sources[index] not in self.request.context.question]
+
     def _largest(self, span: int) -> list[int]:
-        """Return the sources with the largest relevance."""
-        return self.relevance[span].argsort(descending=True, stable=True)[:REMOVED_SOURCES].tolist()
+        """Return the sources with the largest relevance; half of a short context is left for controls."""
+        ordered = self._by_relevance(span)
+        return ordered[: min(REMOVED_SOURCES, len(ordered) - min(RANDOM_SOURCES, len(ordered) // 2))]
+
+    def controls(self, span: int) -> list[int]:
+        """Draw the controls from the others, before anything is removed."""
+        others = sorted(self.request.controls - set(self._largest(span)))
+        return random.Random(self.seed).sample(others, min(RANDOM_SOURCES, len(others)))
 
     def _singles(self, span: int) -> list[int]:
-        others = set(range(len(self.request.sources))) - set(self._largest(span))
-        return [*self._largest(span), *self.drawn(span, sorted(others))]
-
-    def drawn(self, span: int, others: Sequence[int]) -> list[int]:
-        """Draw random sources."""
-        return random.Random(f"{self.seed} {span}").sample(others, min(RANDOM_SOURCES, len(others)))
+        return [*self._largest(span), *self.controls(span)]
 
     def _ranked(self, span: int) -> list[int]:
         """Return those of the largest that were removed, the largest loss first."""
         measured = [index for index in self._largest(span) if self.change(span, [index]) is not None]
         return sorted(measured, key=lambda index: self.change(span, [index]))  # type: ignore[arg-type,return-value]
 
-    def _random(self, span: int) -> list[int]:
-        """Return the random others: those with less relevance than all that were removed, or, if they are too few,
-        also those of the removed that are not among the first three."""
-        largest = self._largest(span)
-        others = [index for index in range(len(self.request.sources)) if index not in largest]
-        drawn = self.drawn(span, others)
-        removed = self._ranked(span)[SHOWN_SOURCES:]
-        return [*drawn, *self.drawn(span, removed)][:RANDOM_SOURCES]
-
     def _several(self, span: int) -> list[Removed]:
         """Return the first three together, all but these, and three random others together."""
-        chosen, drawn = self._ranked(span)[:SHOWN_SOURCES], self._random(span)
+        chosen, drawn = self._ranked(span)[:SHOWN_SOURCES], self.controls(span)
         others = set(range(len(self.request.sources))) - set(chosen)
         together = [drawn[: len(chosen)]] if len(drawn) >= len(chosen) else []
         return [frozenset(part) for part in (chosen, others, *together) if part]
@@ -259,11 +261,18 @@ class Measurement:
         return [frozenset(chosen) - {index} for index in chosen]
 
     def _stand_in(self, span: int) -> bool:
-        chosen = self._ranked(span)[:SHOWN_SOURCES]
-        together = self.change(span, chosen)
-        if together is None or len(chosen) < SHOWN_SOURCES:
+        """Return whether the first three lose much more together than one at a time and than random ones together, and
+        none of them alone stands out."""
+        chosen, drawn = self._ranked(span)[:SHOWN_SOURCES], self.controls(span)[:SHOWN_SOURCES]
+        together, random = self.change(span, chosen), self.change(span, drawn)
+        if together is None or random is None or len(drawn) < SHOWN_SOURCES or self._is_decided(span):
             return False
-        return -together > max(1.0, TOGETHER * losses([self._source(span, index) for index in chosen]))
+        single = losses([self._source(span, index) for index in chosen])
+        return stands_out(together, [random]) and -together > TOGETHER * single
+
+    def _is_decided(self, span: int) -> bool:
+        most = self.change(span, self._ranked(span)[:1])
+        return most is not None and stands_out(most, self.changes_of(span, self.controls(span)))
 
     # --- what was measured ------------------------------------------------------------------------------
 
@@ -274,10 +283,9 @@ class Measurement:
 
     def sentence(self, span: int) -> SourcedSentence:
         start, stop = self.request.spans[span]
-        ranked, drawn = self._ranked(span), self._random(span)
+        ranked, drawn = self._ranked(span), self.controls(span)
         chosen = ranked[:SHOWN_SOURCES]
         others = set(range(len(self.request.sources))) - set(chosen)
-        singles = (self.change(span, [index]) for index in drawn)
         is_control = len(drawn) >= len(chosen)
         return SourcedSentence(
             text="".join(self.request.answer.token_strings[start:stop]),
@@ -288,8 +296,9 @@ class Measurement:
             together=self.change(span, chosen),
             only=self.change(span, others) if others else None,
             random=RandomRemovals(
-                tuple(change for change in singles if change is not None),
+                tuple(self.changes_of(span, drawn)),
                 self.change(span, drawn[: len(chosen)]) if is_control else None,
+                len({*self._largest(span), *drawn}) == len(self.request.sources),
             ),
             stand_in=self._standing_in(span, chosen),
         )
@@ -303,9 +312,10 @@ class Measurement:
         assert together is not None
         return StandIn(changes, all(-change < SUFFICES * -together for change in changes))
 
-    def affected(self, span: int, index: int, others: Sequence[int]) -> AffectedSentence:
+    def affected(self, span: int, index: int) -> AffectedSentence:
         """Return what the removal of a source did to a sentence of the answer."""
         start, stop = self.request.spans[span]
+        others = [number for number in self.controls(span) if number != index]
         text = "".join(self.request.answer.token_strings[start:stop])
-        change, *random = (self.changes[frozenset([number])][span].item() for number in (index, *others))
+        change, random = self.changes[frozenset([index])][span].item(), self.changes_of(span, others)
         return AffectedSentence(text, start, stop, self.base[span].item(), change, tuple(random))

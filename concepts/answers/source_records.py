@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SHOWN_SOURCES = 3
 """The sources of a sentence of the answer that a screen shows, and that are removed together."""
 NAT = 1.0
-"""The smallest loss on which a sentence of the answer is said to hang."""
+"""A sentence of the answer is said to hang on a source if it loses so much more than without any control."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,19 @@ class MeasuredSource:
 
 @dataclass(frozen=True)
 class RandomRemovals:
-    """The control: changes without random other sources."""
+    """The control: changes without random other sources, which are drawn before anything is removed."""
 
     singles: tuple[float, ...] = ()
     """One at a time."""
     together: float | None = None
     """As many together as the first sources; None if there are not as many others."""
+    are_all: bool = False
+    """Whether they are all other sources, because a short context has no more."""
+
+
+def stands_out(change: float, controls: Sequence[float]) -> bool:
+    """Return whether a change is a loss of a nat more than each control; False without a control."""
+    return bool(controls) and change <= min(0.0, *controls) - NAT
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class SourcedSentence:
     log_probability: float
     """Of its tokens after all that stands before them, in nats."""
     sources: tuple[MeasuredSource, ...]
-    """Those that were removed one at a time; the largest loss is first."""
+    """Those with the largest relevance, without the controls; the largest loss is first."""
     together: float | None
     """The change without the first three sources."""
     only: float | None
@@ -82,23 +89,14 @@ class SourcedSentence:
         """The first three sources."""
         return self.sources[:SHOWN_SOURCES]
 
-    @property
-    def shown(self) -> tuple[MeasuredSource, ...]:
-        """Those of the first three that lose more than without any random source; at least the first."""
-        return (
-            tuple(source for source in self.leading if all(source.change < x for x in self.random.singles))
-            or (self.leading[:1])
-        )
-
     def probability(self, change: float = 0.0) -> float:
         """Return the probability a token (geometric mean) after a change of the log-probability."""
         return exp((self.log_probability + change) / (self.stop - self.start))
 
     @property
     def is_decided(self) -> bool:
-        """Whether it hangs on its first source: it loses a nat or more, and more than without any random source."""
-        largest = self.sources[0].change if self.sources else 0.0
-        return largest <= -NAT and all(largest < change for change in self.random.singles)
+        """Whether it hangs on its first source: it loses a nat more than without any control."""
+        return bool(self.sources) and stands_out(self.sources[0].change, self.random.singles)
 
 
 @dataclass(frozen=True)
@@ -115,8 +113,8 @@ class AffectedSentence:
 
     @property
     def is_hit(self) -> bool:
-        """Whether it loses a nat or more without the source, and more than without any random one."""
-        return self.change <= -NAT and all(self.change < x for x in self.random)
+        """Whether it loses a nat more without the source than without any control."""
+        return stands_out(self.change, self.random)
 
 
 @dataclass(frozen=True)
@@ -139,8 +137,8 @@ class DroppedText:
 
 
 def losses(sources: Sequence[MeasuredSource]) -> float:
-    """Return the sum of the single losses of sources."""
-    return -sum(source.change for source in sources)
+    """Return the sum of the single losses of sources; a gain is no loss."""
+    return sum(max(0.0, -source.change) for source in sources)
 
 
 @dataclass(frozen=True, repr=False)
@@ -194,6 +192,10 @@ def _row(sentence: SourcedSentence) -> dict[str, Any]:
     return {
         **{name: getattr(sentence, name) for name in ("text", "start", "stop", "log_probability", "together", "only")},
         "sources": [vars(source) for source in sentence.sources],
-        "random": {"single": list(sentence.random.singles), "together": sentence.random.together},
+        "random": {
+            "single": list(sentence.random.singles),
+            "together": sentence.random.together,
+            "are_all": sentence.random.are_all,
+        },
         "stand_in": stand_in and {"alone": list(stand_in.alone), "each_suffices": stand_in.each_suffices},
     }

@@ -27,8 +27,10 @@ def source_lines(sources: SourcesRecord) -> list[Line]:
 
 
 def _heading(sources: SourcesRecord) -> str:
-    kind = sources.units if sources.count == 1 else f"{sources.units}s"
-    text = f"Where did the answer come from? {sources.count} {kind} of the context, removed to measure what is lost."
+    count = f"{sources.count} {sources.units}{'' if sources.count == 1 else 's'}"
+    most = max((len(sentence.sources) for sentence in sources.sentences), default=0)
+    how = f"The {most} most relevant were removed" if most > 1 else "The most relevant was removed"
+    text = f"Where did the answer come from? The context has {count}. {how}{', one at a time' * (most > 1)}."
     return text if sources.is_complete else f"{text} Stopped before everything was measured."
 
 
@@ -36,7 +38,7 @@ def _about(sources: SourcesRecord) -> Iterator[str]:
     if sources.reader:
         yield f"The answer is read by {sources.reader}, which may not have written it."
     if sources.question:
-        yield f"The question stays: {quote(sources.question)}"
+        yield f"This stays in place, because the answer is about it: {quote(sources.question)}"
     for dropped in sources.dropped:
         yield f"The template drops this text of {dropped.role}, so the model did not read it: {quote(dropped.text)}"
 
@@ -44,7 +46,7 @@ def _about(sources: SourcesRecord) -> Iterator[str]:
 def _sentence(sentence: SourcedSentence, sources: SourcesRecord) -> Iterator[Line]:
     yield Line(f"{quote(sentence.text)}  {sentence.probability():.2g} a token", "bold", indent=2)
     yield Line(finding(sentence, sources.units) if sources.is_complete else "Of what was removed so far:", indent=2)
-    for source in sentence.shown:
+    for source in sentence.leading:
         yield Line(f"  without {source.role}: {quote(source.text)}  {change_text(sentence, source.change)}", indent=4)
     if control := control_text(sentence, sources.units):
         yield Line(f"  [{control}]", "dim", indent=4)
@@ -55,12 +57,14 @@ def finding(sentence: SourcedSentence, unit: str) -> str:
     """Say on which source a sentence of the answer hangs, if it does on one."""
     if not sentence.sources:
         return "Nothing was measured."
-    if sentence.stand_in:
-        return f"It hangs on several {unit}s together; {stand_in_text(sentence.stand_in)}."
     most = sentence.sources[0]
     if sentence.is_decided:
         return f"It hangs most on {quote(most.text)} ({most.role})."
-    return f"It hangs on no single {unit}: none loses a nat more than random ones."
+    if sentence.stand_in:
+        return f"It hangs on several {unit}s together; {stand_in_text(sentence.stand_in)}."
+    if not sentence.random.singles:
+        return f"There is no other {unit} as a control, so it is open what it hangs on."
+    return f"It hangs on no single {unit}: no removal costs 1 nat more than every control."
 
 
 def stand_in_text(stand_in: StandIn) -> str:
@@ -75,12 +79,13 @@ def change_text(sentence: SourcedSentence, change: float) -> str:
 
 def control_text(sentence: SourcedSentence, unit: str) -> str:
     """Say the control of single removals; empty where there is no other source."""
-    singles = sentence.random.singles
+    singles, are_all = sentence.random.singles, sentence.random.are_all
     if not singles:
         return f"no other {unit} for a control"
     if len(singles) == 1:
-        return f"one random other {unit}: {singles[0]:+.1f} nats"
-    return f"{len(singles)} random other {unit}s, one at a time: {min(singles):+.1f} to {max(singles):+.1f} nats"
+        return f"control, {'the only' if are_all else 'one random'} other {unit}: {singles[0]:+.1f} nats"
+    others = f"all {len(singles)} other {unit}s" if are_all else f"{len(singles)} random other {unit}s"
+    return f"control, {others}, one at a time: {min(singles):+.1f} to {max(singles):+.1f} nats"
 
 
 def _together(sentence: SourcedSentence, count: int) -> Iterator[str]:
@@ -90,8 +95,8 @@ def _together(sentence: SourcedSentence, count: int) -> Iterator[str]:
     what = f"the first {count_leading}"
     if sentence.together is not None:
         random = sentence.random.together
-        control = "" if random is None else f" [random others together {random:+.1f}]"
-        yield f"without {what}: {change_text(sentence, sentence.together)}{control}"
+        control = "too few others for a control" if random is None else f"control, as many others: {random:+.1f}"
+        yield f"without {what}: {change_text(sentence, sentence.together)} [{control}]"
     if sentence.only is not None:
         yield f"with only {what} of {count}: {change_text(sentence, sentence.only)}"
     if sentence.stand_in:

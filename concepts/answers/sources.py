@@ -5,8 +5,11 @@
 2. Removal measures: the first eight sources are taken out of the conversation, one at a time. The conversation is
    tokenized anew; the answer keeps its tokens. A change is the log-probability without minus with the source.
 3. The three largest losses are also removed together, and everything but these three.
-4. Control: four random others, one at a time, and three of them together.
-5. Where three lose more together than one at a time, each is left alone: they may stand in for each other.
+4. Control: four random others, drawn before anything is removed, one at a time, and three of them together. In a short
+   context half of the sources, at most four, stay for the control.
+5. A sentence of the answer hangs on a source if it loses a nat more than without any control.
+6. Where three lose more together than one at a time, and than three random ones together, each is left alone: they may
+   stand in for each other.
 
 References: context attribution, and the log-probability that a removal loses: Cohen-Wang et al. 2024 (ContextCite),
 arXiv 2409.00729. CP-LRP: Ali et al. 2022, arXiv 2202.07304.
@@ -64,7 +67,8 @@ def sources(
     """Measure which sentences of the context an answer hangs on: what it loses without each of them.
 
     The sources are sentences, list items, table rows, lines of code and members of JSON in all messages before the
-    answer. A question at the end of the last message stays. Ctrl-C ends the measurement and keeps what is measured.
+    answer. What the user asks at the end of the last message stays. Ctrl-C ends the measurement and keeps what is
+    measured.
 
     Parameters
     ----------
@@ -117,7 +121,7 @@ def sources(
         sentences=tuple(measured.sentence(number) for number in range(len(request.spans))),
         units=units,
         count=len(request.sources),
-        question=context.question.text.strip() if context.question else "",
+        question="".join(part.text for part in context.question).strip(),
         dropped=dropped,
         reader="" if written else model.name,
         is_complete=is_complete,
@@ -136,7 +140,7 @@ def effect_of_source(
 ) -> SourceEffect:
     """Measure what one sentence of the context, or another unit, did to each sentence of an answer.
 
-    message, at: the index of its message, and a character of its text. Random other sources are the control. Raises
+    message, at: the index of its message, and a character of its text. The controls are those of `sources`. Raises
     `InputError` where there is no such source, or the model did not read it.
     """
     check_causal(model)
@@ -146,8 +150,9 @@ def effect_of_source(
     if index is None:
         raise InputError(f"Message {message} has no {units} at character {at} that the model read; choose another.")
     measured = Measurement(model, request, seed)
-    others = measured.drawn(0, [number for number in range(len(every)) if number != index])
+    spans = range(len(request.spans))
     measured.read()
-    measured.remove(frozenset([number]) for number in (index, *others))
-    sentences = tuple(measured.affected(number, index, others) for number in range(len(request.spans)))
+    measured.order(checkpoint=None)
+    measured.remove(frozenset([number]) for number in {index, *(x for span in spans for x in measured.controls(span))})
+    sentences = tuple(measured.affected(span, index) for span in spans)
     return SourceEffect(every[index].role, every[index].text, message, sentences)

@@ -122,7 +122,8 @@ def nth_answer(model: Reader, chat: Chat, number: int) -> Answer:
     """Return the assistant's n-th message, from 1, as an answer. Raises `InputError` if there is none."""
     turns = [turn for turn, message in enumerate(chat.messages) if message["role"] == "assistant"]
     if not 1 <= number <= len(turns):
-        raise InputError(f"The conversation has {len(turns)} answers of the assistant, so there is no answer {number}.")
+        count = "1 answer" if len(turns) == 1 else f"{len(turns)} answers"
+        raise InputError(f"The conversation has {count} of the assistant, so there is no answer {number}.")
     return answer_of(model, chat, turns[number - 1])
 
 

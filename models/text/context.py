@@ -10,8 +10,12 @@ from typing import Any
 from icebear.models.text.chat import Chat
 from icebear.models.text.splitting import bounds_of, removed
 
-ASKS = ("?", "\uff1f", "\u061f", ":")
-"""How a question, or what asks for an answer, ends."""
+QUESTION = ("?", "\uff1f", "\u061f")
+"""How a question ends."""
+OPENS = (*QUESTION, ":")
+"""How the beginning of a message ends that asks something about the rest of it."""
+REQUEST_PARTS = 3
+"""A question is the end of a message if at most two sentences follow it, such as "Answer in one word."."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +39,24 @@ class Context:
 
     prompt: Chat | str
     sources: tuple[ContextSource, ...]
-    question: ContextSource | None
-    """What the last message of the user asks at its end: it stays, because the answer is about it."""
+    request: tuple[ContextSource, ...]
+    """What the user asks last: never a control. It is among the sources where messages, such as outputs of tools,
+    follow it; else it stays in place, because the answer is about it."""
 
     @classmethod
     def of(cls, prompt: Chat | str, by: str = "sentence") -> Context:
         """Split a conversation or a text into sources. by: ``sentence``, ``message`` or ``document``."""
         messages = prompt.messages if isinstance(prompt, Chat) else [{"role": "prompt", "content": prompt}]
         sources = [source for number, message in enumerate(messages) for source in _sources(number, message, by)]
-        last = sources[-1] if len(sources) > 1 else None
-        asks = last and last.role in ("user", "prompt") and last.text.rstrip().endswith(ASKS)
-        is_question = asks and by != "message" and last.message == len(messages) - 1  # type: ignore[union-attr]
-        return cls(prompt, tuple(sources[:-1] if is_question else sources), last if is_question else None)
+        last = max((source.message for source in sources if source.role in ("user", "prompt")), default=-1)
+        request = _request([source for source in sources if source.message == last], len(sources), by)
+        stays = by != "message" and last == len(messages) - 1
+        return cls(prompt, tuple(x for x in sources if not (stays and x in request)), tuple(request))
+
+    @property
+    def question(self) -> tuple[ContextSource, ...]:
+        """What the user asks, where it stays."""
+        return tuple(part for part in self.request if part not in self.sources)
 
     def without(self, sources: Collection[ContextSource]) -> Chat | str:
         """Return the conversation or the text without some sources. A message that has lost its text stays, empty."""
@@ -56,6 +66,20 @@ class Context:
         for number in {source.message for source in sources}:
             messages[number] = _cut(messages[number], [source for source in sources if source.message == number])
         return self.prompt.of(messages)
+
+
+def _request(parts: Sequence[ContextSource], count: int, by: str) -> Sequence[ContextSource]:
+    """Return what the user's last message asks: its end from the last question on, or a question or heading at its
+    beginning, or its last part. count: the number of all sources, of which something has to be left."""
+    if not parts or (count < 2 and by != "message"):
+        return ()
+    end = range(max(0, len(parts) - (REQUEST_PARTS if by == "sentence" else 1)), len(parts))
+    questions = [number for number in end if parts[number].text.rstrip().endswith(QUESTION)]
+    if questions:
+        asked = parts[questions[-1] :]
+        return asked if len(asked) < count else asked[:1]
+    opens = parts[0].text.rstrip().endswith(OPENS)
+    return parts[:1] if opens and len(parts) > 1 and not parts[-1].text.rstrip().endswith(OPENS) else parts[-1:]
 
 
 def _sources(number: int, message: dict[str, Any], by: str) -> Iterator[ContextSource]:
