@@ -5,15 +5,18 @@ import re
 import shutil
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from appview import fine, set_up, shown, text, visit
 from streamlit.runtime.scriptrunner_utils.exceptions import StopException
 
 from icebear import Chat, Monitor, Neuron, attribute, circuit, load_model, source_breakdown, sources, steer, watching
+from icebear.app.web import chat_measured
 from icebear.app.web import circuit as circuits
 from icebear.app.web.shared import words
-from icebear.concepts.answers.sources import effect_of_source
+from icebear.concepts.answers.source_records import MeasuredSource, RandomRemovals, SourcedSentence
+from icebear.concepts.answers.sources import Sources, effect_of_source
 from icebear.models.text.answer import answer_of
 from icebear.render import heatmap
 from icebear.steering.concept.detectors import ConceptNeuron
@@ -359,6 +362,29 @@ def test_a_sentence_lights_its_sources_and_a_source_its_sentences(environment, s
     shown = {name.strip("\u201c\u201d"): number for name, number in bars_of(page).items()}
     assert {name: shown[name] for name in names} == names
     assert "hangs on it" in text(page)
+
+
+def test_a_click_after_an_empty_line_measures_that_sentence(environment):
+    chat = output_of("First one here.\n\nSecond one here. Where is it?", "It is here.")
+    page = fine(visit("chat", chat=chat, turn="0", span="3-4", clicks="sentence"))
+    assert "What did \u201cSecond one here.\u201d do to the answer?" in text(page).replace("\\", "")
+
+
+def test_the_second_of_two_equal_sources_is_lit_and_a_call_is_not(monkeypatch):
+    """A call of a tool is in no text."""
+    chat = Chat([{"role": "user", "content": "It is. It was. It is."}, {"role": "assistant", "content": "Yes."}])
+    rows = [
+        MeasuredSource("user", "It is.", -2.0, 0.0, 0, 5, 7, (15, 21)),
+        MeasuredSource("user", "It", -3, 0, 0, 5, 7, None),
+    ]
+    sentence = SourcedSentence("Yes.", 0, 2, -1.0, tuple(rows), None, None, RandomRemovals())
+    result = Sources((sentence,), "sentence", 3, "", (), "", True, {})
+    monkeypatch.setattr(chat_measured, "_job", lambda *_: SimpleNamespace(result=result))
+    monkeypatch.setattr(chat_measured, "_pieces", lambda chat, turn: words.split(chat.messages[turn]["content"]))
+    colored, answer = chat_measured.colors(chat, 1, (0, 1))
+    assert [value for _, value in colored if value] == [2.0, 2.0]
+    assert [value for _, value in colored][-2:] == [2.0, 2.0]
+    assert not answer
 
 
 def test_a_sentence_before_any_answer_says_so(environment):

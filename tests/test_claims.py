@@ -41,6 +41,7 @@ from icebear.claims.kinds.predictions import (
     of_graph,
     subject,
 )
+from icebear.concepts.answers.sources import effect_of_source
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.errors import InputError
 from icebear.models.text.answer import answer_of
@@ -263,6 +264,8 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
             "sentence": "E f.",
             "source": "A b.",
             "message": 0,
+            "at": 0,
+            "sentence_at": 0,
         },
         "swap": {"prompt": "a", "counterfactual": "b", "head": "L2.head.0"},
         "task": {
@@ -303,11 +306,26 @@ def test_the_source_of_an_answer_holds_and_breaks(smol, tmp_path):
     value = what.measured(smol)
     assert value.value == pytest.approx(-measured.sentences[0].sources[0].change, abs=1e-3)
     assert value.control == pytest.approx(-min(measured.sentences[0].random.singles), abs=1e-3)
-    assert (what.source, what.message) == ("Anna lives in Oslo.", 0)
+    assert (what.source, what.message, what.at, what.sentence_at) == ("Anna lives in Oslo.", 0, 11, 0)
     assert check(smol, tmp_path / "c.yaml").passed
-    for changed in ({"source": "Eve sings."}, {"source": "Anna lives"}, {"message": 3}):
+    eve = {"source": "Eve sings.", "at": text.index("Eve")}
+    no_content = {"prompt": ({"role": "user"},)}
+    wrong = ({"source": "Anna lives"}, {"message": 3}, {"at": 12}, {"sentence_at": 1}, {"at": -75}, no_content)
+    for changed in (eve, *wrong):
         [row] = check(smol, [replace(claims[0], what=replace(what, **changed))]).rows
-        assert row.verdict == ("broken" if changed == {"source": "Eve sings."} else "cannot be measured here")
+        assert row.verdict == ("broken" if changed is eve else "cannot be measured here")
+
+
+def test_a_claim_is_about_one_of_two_equal_sentences(smol):
+    """Of the context, and of the answer."""
+    text = "Anna lives in Oslo. Snow fell. Eve sings. Anna lives in Oslo. Tom ran. It is late. Where does Anna live?"
+    answer = "Anna lives in Oslo. She sings. Anna lives in Oslo."
+    chat = Chat([{"role": "user", "content": text}, {"role": "assistant", "content": answer}])
+    effect = effect_of_source(smol, chat, 0, text.rindex("Anna lives in"))
+    positions = (text.rindex("Anna lives in"), answer.rindex("Anna"))
+    measured = SourceClaim(chat.messages[:1], answer, "Anna lives in Oslo.", "Anna lives in Oslo.", 0, *positions)
+    assert measured.measured(smol).value == pytest.approx(-effect.sentences[2].change, abs=1e-3)
+    assert measured.measured(smol).value != pytest.approx(-effect.sentences[0].change, abs=1e-2)
 
 
 LINE = "{what: {kind: answer, prompt: a, answer: b}, threshold: 1, control_below: 1}"

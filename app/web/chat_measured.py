@@ -54,8 +54,8 @@ def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[chat_sources.Co
         rows[last] = [(ends[part.start], ends[part.stop], -part.change) for part in parts]
     else:
         for source in job.result.sentences[0].leading:
-            start = str(chat.messages[source.message]["content"]).find(source.text)
-            rows.setdefault(source.message, []).append((start, start + len(source.text), -source.change))
+            if source.characters:  # a call of a tool is no text
+                rows.setdefault(source.message, []).append((*source.characters, -source.change))
     return [_painted(_pieces(chat, number), rows.get(number, ())) for number in range(len(chat.messages))]
 
 
@@ -98,7 +98,8 @@ def _job(chat: Chat, turn: int, span: tuple[int, int]) -> Job:
     last, _ = _last_answer(chat)
     if last < turn:
         raise InputError("There is no answer after this message; ask for one.")
-    at = len("".join(_pieces(chat, turn)[:start])) + 1
+    pieces = _pieces(chat, turn)
+    at = len("".join(pieces[:start])) + len(pieces[start]) - len(pieces[start].lstrip())
     text = chat.of(chat.messages[: last + 1]).to_json(None)
     return jobs.current(_effect, served.model_name(), text, last, turn, at)
 

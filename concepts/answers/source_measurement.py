@@ -35,7 +35,7 @@ from icebear.values import shown
 REMOVED_SOURCES = 8
 """The sources of a sentence of the answer that are removed: at most so many, those with the largest relevance."""
 RANDOM_SOURCES = 4
-"""Removed one at a time as the control; in a short context at most half of the sources, those with the least relevance."""
+"""Removed one at a time as the control; in a short context at most half of the sources, with the least relevance."""
 TOGETHER = 1.5
 """Sources stand in for each other where they lose so many times the sum of their single losses together, and a nat more
 than random ones together."""
@@ -224,7 +224,7 @@ class Measurement:
     # --- which sources are removed ----------------------------------------------------------------------
 
     def _by_relevance(self, span: int) -> list[int]:
-        """Return the sources, the largest relevance first; no question, which is a source where its effect is measured."""
+        """Return the sources, the largest relevance first, without the question (its effect may be measured, too)."""
         ordered = self.relevance[span].argsort(descending=True, stable=True).tolist()
         return [index for index in ordered if self.request.sources[index] not in self.request.context.question]
 
@@ -279,7 +279,8 @@ class Measurement:
     def _source(self, span: int, index: int) -> MeasuredSource:
         source, (start, stop) = self.request.sources[index], self.request.tokens[index]
         change, relevance = self.changes[frozenset([index])][span].item(), self.relevance[span, index].item()
-        return MeasuredSource(source.role, source.text, change, relevance, source.message, start, stop)
+        characters = (source.start, source.stop) if source.call is None else None
+        return MeasuredSource(source.role, source.text, change, relevance, source.message, start, stop, characters)
 
     def sentence(self, span: int) -> SourcedSentence:
         start, stop = self.request.spans[span]

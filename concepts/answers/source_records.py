@@ -36,6 +36,8 @@ class MeasuredSource:
     start: int
     """Its first token, in what the model reads; `stop` is the one after its last."""
     stop: int
+    characters: tuple[int, int] | None
+    """Its characters [start, stop) of the text of its message; None for a call of a tool."""
 
 
 @dataclass(frozen=True)

@@ -87,11 +87,15 @@ class Answer(InNotebooks):
                 f"{phrase!r} is not in the answer {self.text!r}; give one of its phrases, or a range of tokens, such "
                 "as 0:3."
             )
+        return self.tokens_at(at, at + len(words))
+
+    def tokens_at(self, at: int, stop: int) -> tuple[int, int]:
+        """Return the tokens [i, j) that have the characters [at, stop) of the text."""
         ends = list(accumulate(map(len, self.token_strings)))
         start = bisect_right(ends, at)
         while start and not self.token_strings[start - 1]:  # the first bytes of a character
             start -= 1
-        return start, 1 + bisect_left(ends, at + len(words))
+        return start, 1 + bisect_left(ends, stop)
 
     def before(self, index: int) -> list[int]:
         """Return all token ids before one token of the answer."""
