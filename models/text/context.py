@@ -76,8 +76,8 @@ def _request(parts: Sequence[ContextSource], count: int, by: str) -> Sequence[Co
     end = range(max(0, len(parts) - (REQUEST_PARTS if by == "sentence" else 1)), len(parts))
     questions = [number for number in end if parts[number].text.rstrip().endswith(QUESTION)]
     if questions:
-        asked = parts[questions[-1] :]
-        return asked if len(asked) < count else asked[:1]
+        ending = parts[questions[-1] :]
+        return ending if len(ending) < count else ending[:1]
     opens = parts[0].text.rstrip().endswith(OPENS)
     return parts[:1] if opens and len(parts) > 1 and not parts[-1].text.rstrip().endswith(OPENS) else parts[-1:]
 
