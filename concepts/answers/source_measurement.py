@@ -267,8 +267,8 @@ class Measurement:
         together, random = self.change(span, chosen), self.change(span, drawn)
         if together is None or random is None or len(drawn) < SHOWN_SOURCES or self._is_decided(span):
             return False
-        single = losses([self._source(span, index) for index in chosen])
-        return stands_out(together, [random]) and -together > TOGETHER * single
+        summed = losses([self._source(span, index) for index in chosen])
+        return stands_out(together, [random]) and -together > TOGETHER * summed
 
     def _is_decided(self, span: int) -> bool:
         most = self.change(span, self._ranked(span)[:1])
