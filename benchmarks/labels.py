@@ -36,14 +36,15 @@ BARS = (0.6, 0.7, 0.8)
 METRICS = {
     "token": "AUROC for the 1 % of tokens with the largest activations, of the best candidate by token",
     "sentence": "AUROC for the 5 % of sentences with the largest means, of the best candidate by sentence",
-    "passes": "share of significant labels: above the bar (0.85 by token, 0.70 by sentence) and 95 % of both nulls",
+    "pattern": "AUROC of the activation for the tokens at which the pattern holds, of the best token pattern",
+    "passes": "share of significant labels: above the bar of their unit and 95 % of both nulls",
     **{f"{bar}": f"share whose score, by the unit that it was chosen by, is {bar} or more" for bar in BARS},
     "train": "that score on the train documents",
     "validation": "that score on the validation documents",
 }
 BATCH = 16
 """The number of neurons that are scored at once."""
-NO_LABEL = dict.fromkeys(METRICS, 0.0) | dict.fromkeys(("token", "sentence", "train", "validation"), 0.5)
+NO_LABEL = dict.fromkeys(METRICS, 0.0) | dict.fromkeys(("token", "sentence", "pattern", "train", "validation"), 0.5)
 
 
 @dataclass(frozen=True)

@@ -774,7 +774,7 @@ def test_the_outputs_of_a_card_are_its_largest_effects_with_their_unit(model):
     seen = 0
     for part in graph.shown:
         edges = [edge for edge in graph.edges if edge.source.id == part.id]
-        rows = drawing.cards(graph)[part.id]["lists"].get("Strongest outputs (measured effect)", [])
+        rows = drawing.cards(graph)[part.id]["lists"].get("Strongest outputs (effect)", [])
         numbers = [float(text.split()[0]) for _, _, text in rows]
         largest = sorted((edge.effect for edge in edges), key=abs, reverse=True)[: len(rows)]
         assert numbers == pytest.approx(largest, abs=0.006)

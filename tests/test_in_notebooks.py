@@ -123,7 +123,7 @@ def test_all_that_public_functions_return_has_a_short_repr(model):
     }
     names = {word for annotation in returned.values() for word in re.findall(r"\w+", annotation)}
     plain = "Any AbstractContextManager Act Counter DataFrame Iterator Log None Unit float int list pandas str tuple"
-    assert names - set(plain.split()) - set(SHOWN) == {"Corpus", "Encoder", "Model", "Store"}
+    assert names - set(plain.split()) - set(SHOWN) == {"Corpus", "Encoder", "Model", "Path", "Store"}
     prompt, other = "ice bear " * 20, "big cats " * 20
     relevance = attribute(model, prompt, counterfactual=other)
     for result in (

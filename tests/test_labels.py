@@ -4,6 +4,7 @@ import html
 import json
 import math
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -446,7 +447,7 @@ def test_labels_are_made_and_told_by_commands(run):
     assert [texts[row["polarity"]] == row["text"] for row in known if row["neuron"] == str(TOPIC)] == [True]
     assert "sentences about song" in run("search", output[0]["text"].split()[-1])
     assert "'zebra'" in run("label", str(WORD), "zebra", "--score")
-    assert "zebra (+ " in run("neuron", str(WORD))
+    assert re.search(r"zebra \(.*\+ 1\.00", run("neuron", str(WORD)))
     run("label", "--auto", str(HEAD))
     assert "from 'zebra' (" in run("neuron", str(HEAD))
 

@@ -270,14 +270,12 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
         ]
     if not isinstance(part, Token):
         edges, outside = graph.sources_of(part, STRONGEST)
-        lists["Strongest inputs (measured effect)"] = [
-            (edge.source.id, name_of(graph, edge.source), _share(edge)) for edge in edges
-        ]
-        if outside is not None:
-            lists["Contribution"] = [(None, "outside the circuit", percent(outside))]
+        rows = [(edge.source.id, name_of(graph, edge.source), _share(edge)) for edge in edges]
+        rest = [] if outside is None else [(None, "outside (contribution)", percent(outside))]
+        lists["Strongest inputs (effect)"] = [*rows, *rest]
     if outgoing:
         strongest = sorted(outgoing, key=lambda edge: -abs(edge.effect))[:STRONGEST]
-        lists["Strongest outputs (measured effect)"] = [
+        lists["Strongest outputs (effect)"] = [
             (edge.target.id, name_of(graph, edge.target), _marked(edge, _number(edge))) for edge in strongest
         ]
     return {

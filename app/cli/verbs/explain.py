@@ -33,7 +33,11 @@ class Options:
     sources: bool = option(
         "Generate an answer. Measure which sentences of the context it hangs on: each is removed, next to random ones."
     )
-    answer: int | None
+    answer: int | None = option(
+        "Explain this answer of the --messages, as it stands: the number of the assistant's message, from 1.",
+        type="count",
+        advanced=True,
+    )
     details: bool = option(
         "With --sources, also show the relevance of tokens and neurons, and how much came from the template, the "
         "context, the question and the answer's earlier words.",
