@@ -17,9 +17,9 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.errors import ModelError
 
 RUN = CliRunner()
-OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--store", "--port"}
+OWN_VALUES = {"--tokens", "--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--store", "--port"}
 """What these may be, and are by default, is a verb's own."""
-OWN_HELP = {"--site", "--samples", "--suppress", "--words", "--top", "--no-heads"}
+OWN_HELP = {"--tokens", "--site", "--samples", "--suppress", "--words", "--top", "--no-heads"}
 """The help of these differs: verbs take different sites, count and suppress different things."""
 
 

@@ -270,13 +270,13 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
         ]
     if not isinstance(part, Token):
         edges, outside = graph.sources_of(part, STRONGEST)
-        rows = [(edge.source.id, name_of(graph, edge.source), _share(edge)) for edge in edges]
+        rows = [(edge.source.id, name_of(graph, edge.source), _share(edge)) for edge in edges]  # dashes say the rest
         rest = [] if outside is None else [(None, "outside (contribution)", percent(outside))]
         lists["Strongest inputs (effect)"] = [*rows, *rest]
     if outgoing:
         strongest = sorted(outgoing, key=lambda edge: -abs(edge.effect))[:STRONGEST]
         lists["Strongest outputs (effect)"] = [
-            (edge.target.id, name_of(graph, edge.target), _marked(edge, _number(edge))) for edge in strongest
+            (edge.target.id, name_of(graph, edge.target), _number(edge)) for edge in strongest
         ]
     return {
         "title": name_of(graph, part) if not isinstance(part, Node) else str(part.neuron),
@@ -292,7 +292,7 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
 
 def _share(edge: Edge) -> str:
     """Return an effect as a share of its target's difference, or with its unit where that hardly differs."""
-    return _marked(edge, _number(edge) if edge.effect_share is None else percent(edge.effect_share))
+    return _number(edge) if edge.effect_share is None else percent(edge.effect_share)
 
 
 def _number(edge: Edge) -> str:
@@ -300,15 +300,10 @@ def _number(edge: Edge) -> str:
     return f"{edge.effect:+.2f} {'logits' if isinstance(edge.target, AnswerNode) else 'activation'}"
 
 
-def _marked(edge: Edge, size: str) -> str:
-    """Say so where random sources have effects as large."""
-    return f"{size} (as random)" if edge.is_like_random else size
-
-
 def top_sources(graph: Wiring, target: Node | AnswerNode, k: int) -> str:
     """Return the largest effects on a target, and the contribution of all that is outside the circuit, in words."""
     edges, outside = graph.sources_of(target, k)
-    effects = ", ".join(f"{edge.source} {_share(edge)}" for edge in edges)
+    effects = ", ".join(f"{edge.source} {_share(edge)}{' (as random)' * edge.is_like_random}" for edge in edges)
     return effects if outside is None else f"{effects}; outside {percent(outside)}"
 
 
