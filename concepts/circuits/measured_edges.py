@@ -68,7 +68,8 @@ class EdgeMeasurement:
         """Return the value of each target in each row, (K + 1, rows)."""
         activations, answers = self.fixed.run(self.rows, on_rows=on_rows)
         probes = self.fixed.nodes[: len(self.targets) - 1]
-        return torch.stack([*(activations[number] @ probe.direction for number, probe in enumerate(probes)), answers])
+        numbers = (activations[number] @ probe.direction.to(answers) for number, probe in enumerate(probes))
+        return torch.stack([*numbers, answers])
 
     def _largest_of_random(self, sizes: Tensor, rounding: Tensor) -> Tensor:
         result = sizes.new_full((len(self.targets),), torch.nan)
@@ -102,7 +103,7 @@ def effect_shares(
     fixed = FixedNeurons(model, relevance, [*ends, *sources], whole_parts)
     exchanged = [FixedPass(0, nodes={number: fixed.value(number, 1)}) for number in range(len(ends), len(fixed.nodes))]
     activations, answers = fixed.run([FixedPass(0), *exchanged])
-    numbers = activations[0] @ fixed.nodes[0].direction if target else answers
+    numbers = activations[0] @ fixed.nodes[0].direction.to(answers) if target else answers
     return ((numbers[0] - numbers[1:]) / difference).tolist()
 
 
