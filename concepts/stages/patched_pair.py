@@ -213,7 +213,7 @@ class Passes:
     def _nodes_of(self, states: Sequence[State], site: str) -> Tensor | None:
         """Return the neurons (N, L, W) of a site that states recompute, of heads all; None if there are none."""
         chosen = _together(states, site)
-        if chosen is None or not chosen.any():
+        if chosen is None:
             return None
         width = self.pair.counterfactual.activation[site].shape[-1]
         return chosen.repeat_interleave(width // chosen.shape[-1], -1).to(self.model.device)
