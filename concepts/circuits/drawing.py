@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EDGES_AT_FIRST = 60
 """The edges that an interactive picture shows at first."""
-STRONGEST = 6
+STRONGEST = 5
 """Inputs and outputs of a node in the panel next to the picture."""
 WIDE = 70
 """The width of a node's box, in pixels like all sizes."""
