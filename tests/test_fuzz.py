@@ -59,7 +59,7 @@ ARRAYS = st.sampled_from(
         torch.tensor([1, 2], dtype=torch.complex64),
     ]
 )
-REFUSED = ("check", "flip", "Recipe.load", "Concept.load", "concepts")
+REFUSED = ("check", "flip", "Recipe.load", "Concept.load", "concepts", "sources")
 """Doors whose usual arguments name what is not there."""
 OURS = ("model", "store", "relevance", "top", "graph", "answer", "concept", "recipe", "corpus", "examples")
 ANYTHING = st.one_of(SEVERAL, ARRAYS, st.sampled_from([f"<{name}>" for name in OURS]))
