@@ -229,9 +229,7 @@ def interventions(graph: Graph) -> pandas.DataFrame:
         rows = [FixedPass(base), *(FixedPass(base, [token]) for token in range(len(graph.tokens)))]
         for number in range(len(graph.nodes)):
             rows.append(FixedPass(base, nodes={number: fixed.value(number, 1 - base)}))
-        activations, answers = fixed.run(rows)
-        values = [activations[number] @ probe.direction for number, probe in enumerate(fixed.nodes)]
-        numbers = torch.stack([*values, answers], 1)  # (1 + sources, K + 1)
+        numbers = fixed.measured(rows, len(graph.nodes)).T  # (1 + sources, K + 1)
         changes.append((numbers[0] - numbers[1:]) * (1 - 2 * base))
     one_sided, two_sided = changes[0], (changes[0] + changes[1]) / 2
     edges = [

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -178,8 +179,11 @@ def _merge(model: Model, parts: Sequence[Store], store: Store, facts: dict[str, 
     )
     for part in parts:
         packed = part.scan.progress()
-        if means := packed.get("head_means"):
-            settings = dataclasses.replace(settings, head_means=_loaded(part.path, means))
+        if "head_means" in packed:
+            means = _loaded(part.path, packed["head_means"])
+            if settings.head_means is not None and not torch.equal(settings.head_means, means):
+                raise _not_one_scan(parts)
+            settings = dataclasses.replace(settings, head_means=means)
         try:
             summaries = _summary(packed, ""), _summary(packed, SHORT)
         except (SafetensorError, KeyError, TypeError):
@@ -245,12 +249,16 @@ def _common_facts(parts: Sequence[Store]) -> dict[str, Any]:
         if facts.get("part") != f"{number}/{len(parts)}" or "counts" not in facts:
             raise StoreError(f"{part.path} is not this part, or not all of it; delete it, and scan it again.")
         _check_same(part.path, facts, {**each[0], "part": facts["part"]})
-    means = {part.scan.progress().get("head_means") for part in parts} - {None}
     sizes = [size for part in parts for size in part.scan.shards().items()]
     is_whole = sorted(number for number, _ in sizes) == list(range(len(sizes)))
-    if len(means) > 1 or not is_whole or sum(size for _, size in sizes) != each[0]["counts"].get("sentences", 0):
-        raise StoreError(f"The parts in {parts[0].path.parent} are not of one scan; delete them, and scan them again.")
+    if not is_whole or sum(size for _, size in sizes) != each[0]["counts"].get("sentences", 0):
+        raise _not_one_scan(parts)
     return {name: value for name, value in each[0].items() if name not in OF_PART}
+
+
+def _not_one_scan(parts: Sequence[Store]) -> StoreError:
+    folder = parts[0].path.parent
+    return StoreError(f"The parts in {folder} are not of one scan; delete them, and scan them again.")
 
 
 def _check_same(path: Path, have: dict[str, Any], facts: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from icebear.actmax.index.corpus import Corpus
 from icebear.actmax.index.parts import parts_in, scan_part, shared_head_means
+from icebear.actmax.index.scan import INDEXED, indexed_sites
 from icebear.errors import InputError, need
 from icebear.models.model import Model
 from icebear.steps import OnProgress, counting, unwatched
@@ -64,7 +65,7 @@ def scan_on_ray(
     count = next(iter(parts_in(Path(folder))), PARTS_PER_WORKER * workers)  # of a scan that was stopped
     threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // workers)
     gpus = (1 if address else 1 / workers) if model.device.type == "cuda" else 0
-    if "attn" in model.sites:
+    if "head" in indexed_sites(model, settings.get("sites", INDEXED)):
         shared_head_means(model, folder)
     with _connected(address, workers * threads) as ray:
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(_scanned)

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from icebear.concepts.passes.prefix import logits_at
 from icebear.errors import InputError
 from icebear.models.model import Model, not_nan
 
@@ -85,10 +85,9 @@ class Removals:
 
 
 def _logits(model: Model, ids: Sequence[int], cache: DynamicCache, keep: int) -> Tensor:
-    read = torch.tensor([list(ids)], device=model.device)
-    names = inspect.signature(type(model.net).forward).parameters
-    options = {"logits_to_keep": keep} if "logits_to_keep" in names else {}
-    return model.net(input_ids=read, past_key_values=cache, use_cache=True, **options).logits[0, -keep:]
+    inputs = {"input_ids": torch.tensor([list(ids)], device=model.device), "past_key_values": cache}
+    last = [*range(max(0, len(ids) - keep), len(ids))]
+    return logits_at(model, inputs, last, use_cache=True)[0][0]
 
 
 def _cut(cache: DynamicCache, length: int) -> None:

@@ -146,7 +146,7 @@ def graph_of(
     nodes = _nodes(model, relevance, token_nodes, scores, values)
     measurement = EdgeMeasurement(model, relevance, [*nodes, choosing.answer_node(relevance)], parts)
     on_steps = counting(on_progress, 2 * (len(nodes) + 1) + len(measurement.rows))
-    estimate, contribution = (_edges(model, relevance, token_nodes, parts, on_steps, by) for by in (None, DIFFERENCE))
+    estimate, contribution = _edges(model, relevance, token_nodes, parts, on_steps, (None, DIFFERENCE))
     return Graph(
         model,
         relevance,
@@ -190,9 +190,9 @@ def _edges(
     token_nodes: Sequence[TokenNode],
     parts: Sequence[WholePart],
     on_targets: Callable[[int], None],
-    method: Difference | None,
-) -> Tensor:
-    """Return the edges (K + 1, S) by a method: contributions by difference rules, or estimated effects without one."""
+    methods: Sequence[Difference | None],
+) -> list[Tensor]:
+    """Return the edges (K + 1, S) by each method: contributions by difference rules, estimated effects by None."""
     count = len(relevance.tokens)
     pair, start = after_common_beginning(model, choosing.pair_of(relevance), min(token for _, token in token_nodes))
     probes = [replace(probe, position=probe.position - start) for probe in choosing.probes(relevance, token_nodes)]
@@ -200,10 +200,14 @@ def _edges(
     difference = {site: choosing.change(relevance, site)[:, start:] for site in relevance.sites}
     read = [x[0] - x[1] for x in inputs_of(model, pair)]
     recomputed = {site: mask[start:] for site, mask in whole_tokens(parts, count).items()}
-    entries = direct(model, pair, (*probes, None), sources, read, difference, on_targets, recomputed, method)
-    tokens, nodes, remainders = entries.split([count - start, len(token_nodes), model.layers * (count - start)], 1)
-    rows = pad(remainders.unflatten(1, (model.layers, -1)), (start, 0)).flatten(1)
-    return torch.cat((pad(tokens, (start, 0)), nodes, rows), 1)  # nothing comes from the common beginning
+
+    def edges(method: Difference | None) -> Tensor:
+        entries = direct(model, pair, (*probes, None), sources, read, difference, on_targets, recomputed, method)
+        tokens, nodes, remainders = entries.split([count - start, len(token_nodes), model.layers * (count - start)], 1)
+        rows = pad(remainders.unflatten(1, (model.layers, -1)), (start, 0)).flatten(1)
+        return torch.cat((pad(tokens, (start, 0)), nodes, rows), 1)  # nothing comes from the common beginning
+
+    return list(map(edges, methods))
 
 
 def contribution_shares(
@@ -213,7 +217,7 @@ def contribution_shares(
     contributes through no other neuron but those of whole parts, by difference rules."""
     check_comparable(relevance)
     values = choosing.node_values(relevance, token_nodes)
-    contribution = _edges(model, relevance, token_nodes, parts, lambda targets: None, DIFFERENCE)
+    [contribution] = _edges(model, relevance, token_nodes, parts, lambda targets: None, [DIFFERENCE])
     difference = (values[0] - values[1])[:, None]
     shares = contribution[:, : len(relevance.tokens) + len(token_nodes)] / difference
     return shares.where(difference != 0, 0.0)

@@ -270,7 +270,7 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
         ]
     if not isinstance(part, Token):
         edges, outside = graph.sources_of(part, STRONGEST)
-        rows = [(edge.source.id, name_of(graph, edge.source), _share(edge)) for edge in edges]  # dashes say the rest
+        rows = [(edge.source.id, name_of(graph, edge.source), _share(edge)) for edge in edges]
         rest = [] if outside is None else [(None, "outside (contribution)", percent(outside))]
         lists["Strongest inputs (effect)"] = [*rows, *rest]
     if outgoing:

@@ -105,6 +105,13 @@ class FixedNeurons:
         nodes = {number: torch.cat([seen[number] for seen, _ in parts])[of_row] for number in parts[0][0]}
         return nodes, torch.cat([answers for _, answers in parts])[of_row]
 
+    def measured(
+        self, rows: Sequence[FixedPass], count: int, on_rows: Callable[[int], None] = lambda rows: None
+    ) -> Tensor:
+        """Return the values (count + 1, R) of the first nodes, before they are fixed, and of the number explained."""
+        activations, answers = self.run(rows, on_rows=on_rows)
+        return torch.stack([*(activations[n] @ probe.direction for n, probe in enumerate(self.nodes[:count])), answers])
+
     def _run(self, rows: Sequence[FixedPass]) -> tuple[dict[int, Tensor], Tensor]:
         seen: dict[int, Tensor] = {}
         objective = self.pair.rows([row.base for row in rows])
@@ -114,7 +121,7 @@ class FixedNeurons:
             fixed = torch.stack([self.values[row.base][site][layer, span] for row in rows]).to(x)
             for number in self.numbers.get((site, layer), []):
                 position, columns = self.nodes[number].position - span.start, self.nodes[number].columns
-                seen[number] = x[:, position, columns].float().cpu()
+                seen[number] = x[:, position, columns].to("cpu", self.model.sums_in["dtype"])
                 for index, row in enumerate(rows):
                     if number in row.nodes:
                         fixed[index, position, columns] = row.nodes[number].to(x)
@@ -128,7 +135,7 @@ class FixedNeurons:
         site_layers = [(site, layer) for site in self.values[0] for layer in self.model.layers_with(site)]
         with input_hooks(self.model, read), hooks(self.model, site_layers, fix):
             answers = forward(self.model, Logits(objective), [])
-        return seen, answers.float().cpu()
+        return seen, answers.to("cpu", self.model.sums_in["dtype"])
 
     def _input(self, stack: int, row: FixedPass) -> Tensor:
         """Return what a stack reads in a row, with the exchanged tokens or patches."""

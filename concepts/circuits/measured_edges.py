@@ -51,25 +51,19 @@ class EdgeMeasurement:
             *(FixedPass(0, nodes={number: self.fixed.value(number, 1)}) for number in range(len(self.fixed.nodes))),
         ]
 
-    def effects(self, on_rows: Callable[[int], None] = lambda rows: None) -> tuple[Tensor, Tensor]:
+    def effects(self, on_rows: Callable[[int], None]) -> tuple[Tensor, Tensor]:
         """Return the effects (K + 1, T + K) of tokens and nodes on nodes and the answer, and of random sources on each
         target the `PERCENTILE` of absolute effects (K + 1), NaN where there are fewer than `FEWEST_RANDOM`.
 
         An effect is the target's value in the prompt minus its value with the source exchanged.
         """
-        count, values = len(self.targets) - 1, self._values(on_rows)
+        count = len(self.targets) - 1
+        values = self.fixed.measured(self.rows, count, on_rows)
         changes = values[:, :1] - values[:, 1:]
         tokens, nodes, random = changes.split([len(self.tokens), count, len(self.random)], 1)
         effects = changes.new_zeros(count + 1, self.token_count + count)
         effects[:, self.tokens], effects[:, self.token_count :] = tokens, nodes
         return effects, self._largest_of_random(random.abs(), NO_DIFFERENCE * values[:, :1].abs())
-
-    def _values(self, on_rows: Callable[[int], None]) -> Tensor:
-        """Return the value of each target in each row, (K + 1, rows)."""
-        activations, answers = self.fixed.run(self.rows, on_rows=on_rows)
-        probes = self.fixed.nodes[: len(self.targets) - 1]
-        numbers = (activations[number] @ probe.direction.to(answers) for number, probe in enumerate(probes))
-        return torch.stack([*numbers, answers])
 
     def _largest_of_random(self, sizes: Tensor, rounding: Tensor) -> Tensor:
         result = sizes.new_full((len(self.targets),), torch.nan)
@@ -102,8 +96,7 @@ def effect_shares(
         )
     fixed = FixedNeurons(model, relevance, [*ends, *sources], whole_parts)
     exchanged = [FixedPass(0, nodes={number: fixed.value(number, 1)}) for number in range(len(ends), len(fixed.nodes))]
-    activations, answers = fixed.run([FixedPass(0), *exchanged])
-    numbers = activations[0] @ fixed.nodes[0].direction.to(answers) if target else answers
+    numbers = fixed.measured([FixedPass(0), *exchanged], len(ends))[0]  # of the target, or of the answer alone
     return ((numbers[0] - numbers[1:]) / difference).tolist()
 
 
