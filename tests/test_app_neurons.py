@@ -193,7 +193,7 @@ def test_search(environment):
         titles = headings(store)
     have, alone = ([str(hit) for hit in hits if hit.by == by] for by in titles)
     assert results(page) == [*have[:PAGE_HITS], *alone[:PAGE_HITS]]
-    assert [heading in text(page) for heading in titles.values()] == [bool(have), bool(alone)]
+    assert [heading in text(page).replace("\\", "") for heading in titles.values()] == [bool(have), bool(alone)]
     page.get_by_key("more sentences water" if have else "more weights water").click().run()
     assert len(results(fine(page))) > PAGE_HITS
     page.get_by_key("text").set_value("zxqv").run()

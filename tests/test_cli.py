@@ -40,7 +40,7 @@ def commands(text):
 )
 def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch):
     """Here, or on a page with the same options; test_browser.py and test_mcp.py start `app` and `mcp`, the demo is
-    below, and the averaged lens, which takes minutes, is built in test_lens.py."""
+    below, and the averaged lens, which takes minutes, is built in test_lens.py; test_writers.py has a server."""
     examples = [shlex.split(line)[1:] for line in commands(main.commands[verb].help)]
     assert examples, f"{verb} has no example"
     monkeypatch.chdir(folder)
@@ -48,7 +48,7 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
     for module, name, count in ((neighbor_map, "EARLY", 5), (neighbor_map, "LATE", 5), (clusters, "SHUFFLES", 19)):
         monkeypatch.setattr(module, name, count)
     for words in examples:
-        if not runs_on_a_page(words) and verb not in ("app", "mcp", "demo") and "--lens" not in words:
+        if not runs_on_a_page(words) and verb not in ("app", "mcp", "demo") and not {"--lens", "--writer"} & set(words):
             run(*words)
 
 

@@ -86,7 +86,7 @@ def _search_in(opened: Store, text: str, name: str) -> None:
         by_kind = [hit for hit in hits if hit.by == by]
         if by_kind:
             st.markdown(f"## {markdown.plain(heading)}")
-            _show(opened, by_kind, f"{by} {text} {name}", name)
+            _show(opened, by_kind, f"{by} {text} {name}".rstrip(), name)
 
 
 def _show(opened: Store, hits: list[Hit], search: str, index: str) -> None:
@@ -109,7 +109,7 @@ def _result(opened: Store, hit: Hit, index: str) -> None:
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.button(
                 f"**{name}**" if hit.neuron.site == "head" else f"**{name}** at {neuron_card.SIDES[side]}",
-                key=f"open {hit} {index}",
+                key=f"open {hit} {index}".rstrip(),
                 type="tertiary",
                 on_click=links.open_card,
                 args=(name, side),
