@@ -96,6 +96,7 @@ def test_what_is_answered_and_where_it_came_from(qwen):
     assert [source["text"] for source in messages["answer_sentences"][0]["sources"]] == [prompt]
     run(*request, "--units", "word", code=2)
     run("explain", prompt, "--details", code=2)
+    run(*request, "--top", "3", code=2)
     run(*request, "--contrast", "Rome", "--counterfactual", "Where is Tom?", code=2)
 
 

@@ -53,6 +53,19 @@ WITH_CALLS = (
 )
 
 
+WITH_REASONING = WITH_CALLS.replace(
+    "+ m.content", "+ ('<think>' + m.reasoning_content + '</think>' if m.reasoning_content else '') + m.content"
+)
+
+
+@pytest.fixture(scope="module")
+def thinker():
+    """A model whose template writes reasoning and calls of tools."""
+    model = chatting("qwen")
+    model.tokenizer.chat_template = WITH_REASONING
+    return model
+
+
 @pytest.fixture(scope="module")
 def caller():
     """A model whose template writes calls of tools."""
@@ -74,7 +87,8 @@ def test_all_shapes_are_the_same_conversation():
 
 
 def test_reasoning_stands_beside_the_text():
-    blocks = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes."}]
+    hidden = {"type": "redacted_thinking", "data": "x"}
+    blocks = [{"type": "thinking", "thinking": "Hm."}, hidden, {"type": "text", "text": "Yes."}]
     [message] = Chat([{"role": "assistant", "content": blocks}]).messages
     assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
 
@@ -86,6 +100,10 @@ def test_reasoning_stands_beside_the_text():
         {"role": "assistant", "content": None, "tool_calls": [{"function": {}}]},
         {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image", "source": {}}]}]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "assistant", "content": None, "tool_calls": "rm"},
+        {"role": "assistant", "content": [{"type": "tool_use", "name": "rm", "input": {}}], "tool_calls": "rm"},
+        {"role": "assistant", "content": [{"type": "tool_use", "input": {}}]},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": 3},
     ],
 )
 def test_what_cannot_be_read_is_refused(message):
@@ -115,6 +133,40 @@ def test_a_call_is_one_sentence_and_a_source(caller):
     assert [text.text for text in dropped] == ['rm({"path": "old"})']
 
 
+def test_each_call_is_a_sentence(caller):
+    calls = [CALL, {"id": "2", "function": {"name": "ls", "arguments": {"path": "One. Two."}}}]
+    message = {"role": "assistant", "content": "I look. I remove.", "tool_calls": calls}
+    for model, count in ((caller, 2), (MODELS["qwen"], 2)):
+        texts = [sentence.text.strip() for sentence in sources(model, Chat([*TALK[:2], message])).sentences]
+        assert [text for text in texts if "tool_call" not in text] == ["I look.", "I remove."]
+        written = [text for text in texts if "tool_call" in text]
+        assert len(written) == count
+        assert "rm" in written[0]
+        assert "One. Two." in written[1]
+
+
+def test_reasoning_that_a_template_writes_is_read(thinker):
+    thoughtful = {**TALK[4], "reasoning_content": "Notes say milk. So it is done."}
+    answer = answer_of(thinker, Chat([*TALK[:4], thoughtful]), 4)
+    assert answer.text == "<think>Notes say milk. So it is done.</think>It is done."
+    later = Chat([*TALK[:4], thoughtful, TALK[1], TALK[4]])
+    request = request_of_sources(thinker, later, "sentence", None)
+    assert {"Notes say milk. ", "So it is done."} <= {source.text for source in request.sources}
+    without = request.without([[source.text for source in request.sources].index("Notes say milk. ")])
+    assert without.messages[4]["reasoning_content"] == "So it is done."
+    assert without.messages[4]["content"] == "It is done."
+
+
+def test_reasoning_is_written_where_the_template_opens_it():
+    thoughtful = {**TALK[4], "reasoning_content": "Hm."}
+    answer = answer_of(MODELS["thinking dropped"], Chat([TALK[1], thoughtful]), 1)
+    assert answer.text == "Hm.\n</think>\n\nIt is done."
+    answer = answer_of(MODELS["qwen"], Chat([TALK[1], thoughtful]), 1)
+    assert (answer.text, answer.dropped) == ("It is done.", "Hm.")
+    dropped = sources(MODELS["qwen"], Chat([TALK[0], TALK[1], thoughtful])).dropped
+    assert [(text.message, text.text) for text in dropped] == [(2, "Hm.")]
+
+
 def test_reasoning_that_a_template_leaves_out_is_told(caller):
     thinking = {**TALK[2], "reasoning_content": "The user wants it."}
     result = sources(caller, Chat([*TALK[:2], thinking, *TALK[3:]]))
@@ -135,3 +187,21 @@ def test_the_nth_answer_is_explained_as_it_stands(tmp_path, monkeypatch):
     assert explained["target"] is None or explained["tokens"]
     run("explain", "--messages", str(path), "--answer", "3", code=1)
     run("explain", "a", "--answer", "1", code=2)
+
+
+@pytest.mark.parametrize("arguments", ['"5"', "5", '"{}"', "no JSON", '{"a": "5"}'])
+def test_arguments_are_read_once(arguments):
+    message = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    chat = Chat([message])
+    read = chat.messages[0]["tool_calls"][0]["function"]["arguments"]
+    assert read == ({"a": "5"} if arguments.startswith("{") else arguments)
+    assert Chat(chat.messages) == chat
+
+
+@pytest.mark.parametrize("messages", [[TALK[2]], [TALK[4]], [TALK[2], TALK[3], TALK[4]]])
+def test_an_answer_to_nothing_is_refused_or_measured(caller, messages):
+    """A conversation that begins with the assistant."""
+    try:
+        sources(caller, Chat(messages))
+    except InputError:
+        assert len(messages) == 1

@@ -79,6 +79,10 @@ def test_members_of_json_are_parts_and_what_is_left_is_json():
         assert left != data, number
     assert json.loads(removed(text, bounds_of(text))) == {"rows": [{"text": ""}, {"tags": []}]}
     assert parts("[1, 2") == ["[1, 2"]  # no JSON
+    path = json.dumps({"path": "C:\\new"})  # no line break
+    assert parts(path) == [path[1:-1]]
+    lines = json.dumps({"lines": "a\nb"})
+    assert len(parts(lines)) == 2
 
 
 def test_documents_and_messages():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.answer import Answer, Span, answer_of
 from icebear.models.text.chat import Chat
-from icebear.models.text.context import Context, ContextSource, thoughts_beside
+from icebear.models.text.context import Context, ContextSource
 from icebear.steps import OnProgress, counting
 from icebear.values import shown
 
@@ -106,9 +107,9 @@ def request_of_sources(
         else:
             readable.append(source)
             tokens.append(_gone(answer.prompt_ids, without, pieces, source.text))
-    if isinstance(context.prompt, Chat):
-        beside = thoughts_beside(context.prompt)
-        dropped += [source for source, without in beside if model.ids(without) == list(answer.prompt_ids)]
+    if answer.dropped and answer.question:
+        turn = len(answer.question.messages)
+        dropped.append(ContextSource("assistant", turn, answer.dropped, 0, len(answer.dropped), "reasoning_content"))
     if not readable:
         raise InputError(
             "There is no source before the answer: the prompt has only the question. Give a text or a conversation "
@@ -147,9 +148,11 @@ def _gone(ids: Sequence[int], without: Sequence[int], pieces: Sequence[str], tex
 
 
 def _spans(answer: Answer) -> list[tuple[int, int]]:
-    """Return the tokens of each sentence of an answer."""
-    parts = units_of(answer.token_strings, (), None, "sentence")
-    return [(part.start, part.stop) for part in parts if part.text.strip()] or [(0, len(answer.ids))]
+    """Return the tokens of each sentence and each call of a tool of an answer."""
+    starts = [answer.tokens_at(start, start + 1)[0] for start in answer.calls]
+    calls = list(pairwise([*starts, len(answer.ids)]))
+    parts = units_of(answer.token_strings[: starts[0] if starts else None], (), None, "sentence")
+    return [(part.start, part.stop) for part in parts if part.text.strip()] + calls or [(0, len(answer.ids))]
 
 
 class Measurement:
@@ -279,7 +282,7 @@ class Measurement:
     def _source(self, span: int, index: int) -> MeasuredSource:
         source, (start, stop) = self.request.sources[index], self.request.tokens[index]
         change, relevance = self.changes[frozenset([index])][span].item(), self.relevance[span, index].item()
-        characters = (source.start, source.stop) if source.call is None else None
+        characters = (source.start, source.stop) if source.of == "content" else None
         return MeasuredSource(source.role, source.text, change, relevance, source.message, start, stop, characters)
 
     def sentence(self, span: int) -> SourcedSentence:

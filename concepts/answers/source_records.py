@@ -37,7 +37,7 @@ class MeasuredSource:
     """Its first token, in what the model reads; `stop` is the one after its last."""
     stop: int
     characters: tuple[int, int] | None
-    """Its characters [start, stop) of the text of its message; None for a call of a tool."""
+    """Its characters [start, stop) of the text of its message; None for a call of a tool, and for reasoning."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ arXiv 2409.00729. CP-LRP: Ali et al. 2022, arXiv 2202.07304.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from markupsafe import Markup
 
@@ -116,7 +117,8 @@ def sources(
             raise
         is_complete = False
     context, written = request.context, request.answer.model is not None
-    dropped = tuple(DroppedText(source.role, source.message, source.text) for source in request.dropped)
+    together = groupby(request.dropped, key=lambda source: (source.role, source.message, source.of))
+    dropped = tuple(DroppedText(*about[:2], "".join(source.text for source in parts)) for about, parts in together)
     return Sources(
         sentences=tuple(measured.sentence(number) for number in range(len(request.spans))),
         units=units,

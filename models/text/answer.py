@@ -12,8 +12,9 @@ from numbers import Integral
 from typing import Any
 
 from icebear.errors import InputError
-from icebear.models.text.chat import Chat, text_with_calls
+from icebear.models.text.chat import Chat
 from icebear.models.text.reader import Reader
+from icebear.models.text.written import Written, written
 from icebear.records import InNotebooks
 from icebear.values import several, shown
 
@@ -37,6 +38,10 @@ class Answer(InNotebooks):
     """The chat that is answered."""
     model: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     """The name and fingerprint of the model; None for an answer that was not generated."""
+    calls: tuple[int, ...] = ()
+    """The character at which each call of a tool begins, in a recorded answer."""
+    dropped: str = ""
+    """The reasoning of a recorded answer that the template does not write."""
 
     @cached_property
     def text(self) -> str:
@@ -109,10 +114,11 @@ def read_span(text: str) -> Span:
 
 
 def message_ids(model: Reader, chat: Chat, turn: int) -> list[int]:
-    """Return the tokens of a message that the model wrote; a message without ids is tokenized."""
-    content, ids = chat.messages[turn]["content"], chat.messages[turn].get("ids")
-    if chat.messages[turn].get("tool_calls") and not ids:
-        return model.tokens_of(text_with_calls(model, chat, turn))
+    """Return the tokens of a message that a model wrote; a message without ids is tokenized."""
+    message = chat.messages[turn]
+    content, ids = message["content"], message.get("ids")
+    if _is_recorded(message):
+        return model.tokens_of(written(model, chat, turn).text)
     if not isinstance(content, str) or not content:
         raise InputError(f"Message {turn} of the chat has no text; give it some.")
     if not ids:
@@ -120,6 +126,11 @@ def message_ids(model: Reader, chat: Chat, turn: int) -> list[int]:
     if "".join(model.pieces(model.ids(ids))) != content:
         raise InputError(f"The token ids of message {turn} do not match its text; give ids of {model.name}.")
     return ids
+
+
+def _is_recorded(message: Mapping[str, Any]) -> bool:
+    """Return whether more than its content was written, and it has no ids."""
+    return not message.get("ids") and bool(message.get("tool_calls") or message.get("reasoning_content"))
 
 
 def nth_answer(model: Reader, chat: Chat, number: int) -> Answer:
@@ -139,6 +150,7 @@ def answer_of(model: Reader, chat: Chat, turn: int) -> Answer:
         )
     question = chat.of(chat.messages[:turn])
     read, ids = model.ids(question), message_ids(model, chat, turn)
+    recorded = written(model, chat, turn) if _is_recorded(chat.messages[turn]) else Written("")
     model.ids([*read, *ids])  # refused where it is too long
     probabilities = model.continuation_logits(read, ids).softmax(-1)[range(len(ids)), ids].tolist()
-    return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, question)
+    return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, question, None, *recorded[1:])

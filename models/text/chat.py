@@ -14,7 +14,7 @@ from typing import Any
 
 from icebear.errors import InputError
 from icebear.models.text.reader import Reader
-from icebear.models.text.recorded import calls_as_text, recorded, recorded_file
+from icebear.models.text.recorded import recorded, recorded_file
 from icebear.paths import read_text
 from icebear.result_files import Given, saved_as
 from icebear.values import several, text_of
@@ -105,7 +105,8 @@ def _message(message: Any) -> dict[str, Any]:
     valid = ids is None or (isinstance(ids, list) and all(type(token) is int for token in ids))
     parts = message.get("content") if named else None
     calls_tools = named and parts is None and bool(message.get("tool_calls"))
-    if not named or not valid or not (isinstance(parts, str | list) or calls_tools):
+    has_reasoning = named and isinstance(message.get("reasoning_content") or "", str)
+    if not named or not valid or not has_reasoning or not (isinstance(parts, str | list) or calls_tools):
         raise InputError(
             "A chat message needs a role and a content, and may have ids, a list of token ids; correct the messages."
         )
@@ -146,7 +147,7 @@ def rendered(model: Reader, chat: Chat) -> list[int]:
     texts = [{key: value for key, value in message.items() if key != "ids"} for message in chat.messages]
     known = {index: message["ids"] for index, message in enumerate(chat.messages) if message.get("ids")}
     if not known:
-        return _templated(model, texts, chat.template, tokenize=True)
+        return templated(model, texts, chat.template, tokenize=True)
     parts = _parts(model, chat, texts, known)
     begins = dict(zip(map(int, parts[1::2]), parts[:-1:2], strict=True))
     ids: list[int] = []
@@ -167,41 +168,24 @@ def _parts(model: Reader, chat: Chat, texts: list[dict[str, Any]], indices: Iter
     signed = list(texts)
     for index in indices:
         signed[index] = {**texts[index], "content": f"{sign}{index}{sign}"}
-    return re.split(f"{sign}(\\d+){sign}", _templated(model, signed, chat.template, tokenize=False))
+    return re.split(f"{sign}(\\d+){sign}", templated(model, signed, chat.template, tokenize=False))
 
 
-def text_with_calls(model: Reader, chat: Chat, turn: int) -> str:
-    """Return what the template writes for an assistant's message with calls of tools, without the tokens that end it;
-    where the template writes no calls, these as text."""
-    texts = [{key: value for key, value in message.items() if key != "ids"} for message in chat.messages[: turn + 1]]
-    before = _templated(model, texts[:turn], chat.template, tokenize=False)
-    switches = {**chat.template, "add_generation_prompt": False}
-    complete = template_of(model).apply_chat_template(texts, tokenize=False, **switches)
-    as_text = calls_as_text(texts[-1])["content"]
-    if not complete.startswith(before) or not all(name in complete[len(before) :] for name in _names(texts[-1])):
-        return as_text
-    text = complete[len(before) :].rstrip()
-    while ending := next((sign for sign in template_of(model).all_special_tokens if text.endswith(sign)), None):
-        text = text.removesuffix(ending).rstrip()
-    return text
-
-
-def _names(message: Mapping[str, Any]) -> list[str]:
-    """Return the names of the tools that a message calls."""
-    return [call["function"]["name"] for call in message["tool_calls"]]
-
-
-def _templated(
-    model: Reader, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], tokenize: bool
+def templated(
+    model: Reader,
+    messages: Sequence[Mapping[str, Any]],
+    template: Mapping[str, Any],
+    tokenize: bool,
+    continues: bool = True,
 ) -> Any:
-    """Return token ids, or text."""
+    """Return token ids, or text. continues: the model answers the last message, or continues its answer."""
     tokenizer = template_of(model)
     answering = messages[-1]["role"] == "assistant"
     try:
         return tokenizer.apply_chat_template(
             list(messages),
-            add_generation_prompt=not answering,
-            continue_final_message=answering,
+            add_generation_prompt=continues and not answering,
+            continue_final_message=continues and answering,
             tokenize=tokenize,
             return_dict=False,
             **template,

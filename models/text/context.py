@@ -14,13 +14,15 @@ QUESTION = ("?", "\uff1f", "\u061f")
 """How a question ends."""
 OPENS = (*QUESTION, ":")
 """How the beginning of a message ends that asks something about the rest of it."""
+TEXTS = ("reasoning_content", "content")
+"""The texts of a message, in the order in which a model writes them."""
 REQUEST_PARTS = 3
 """A question is the end of a message if at most two sentences follow it, such as "Answer in one word."."""
 
 
 @dataclass(frozen=True)
 class ContextSource:
-    """A part of a message that can be removed: characters [start, stop) of its text, or a call of a tool."""
+    """A part of a message that can be removed: characters [start, stop) of a text, or a call of a tool."""
 
     role: str
     """Of the message; ``prompt`` for a part of a plain text."""
@@ -29,8 +31,8 @@ class ContextSource:
     text: str
     start: int
     stop: int
-    call: int | None = None
-    """The number of the call of a tool in its message; None for a part of the text."""
+    of: str | int = "content"
+    """What of its message: ``content``, ``reasoning_content``, or the number of a call of a tool."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,11 @@ def _request(parts: Sequence[ContextSource], count: int, by: str) -> Sequence[Co
 
 
 def _sources(number: int, message: dict[str, Any], by: str) -> Iterator[ContextSource]:
-    role, content = message["role"], message["content"] or ""
-    for start, stop in bounds_of(content, by):
-        yield ContextSource(role, number, content[start:stop], start, stop)
+    role = message["role"]
+    for field in TEXTS:
+        text = message.get(field) or ""
+        for start, stop in bounds_of(text, by):
+            yield ContextSource(role, number, text[start:stop], start, stop, field)
     for index, call in enumerate(message.get("tool_calls") or ()):
         yield ContextSource(role, number, call_text(call), 0, 0, index)
 
@@ -93,19 +97,11 @@ def _sources(number: int, message: dict[str, Any], by: str) -> Iterator[ContextS
 def _cut(message: dict[str, Any], sources: Sequence[ContextSource]) -> dict[str, Any]:
     """Return a message without some of its sources, and without token ids, which are of its whole text."""
     cut = {key: value for key, value in message.items() if key not in ("ids", "tool_calls")}
-    cut["content"] = removed(message["content"] or "", [(x.start, x.stop) for x in sources if x.call is None])
-    gone = {source.call for source in sources}
+    gone = {source.of for source in sources}
+    for field in gone.intersection(TEXTS):
+        cut[field] = removed(message[field], [(x.start, x.stop) for x in sources if x.of == field])
     calls = [call for index, call in enumerate(message.get("tool_calls") or ()) if index not in gone]
     return {**cut, "tool_calls": calls} if calls else cut
-
-
-def thoughts_beside(chat: Chat) -> Iterator[tuple[ContextSource, Chat]]:
-    """Yield the reasoning that stands beside the text of a message, and the conversation without it."""
-    for number, message in enumerate(chat.messages):
-        if text := message.get("reasoning_content"):
-            rest = {key: value for key, value in message.items() if key != "reasoning_content"}
-            source = ContextSource(message["role"], number, str(text), 0, 0)
-            yield source, chat.of([*chat.messages[:number], rest, *chat.messages[number + 1 :]])
 
 
 def call_text(call: Any) -> str:

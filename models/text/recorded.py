@@ -14,8 +14,8 @@ from typing import Any
 
 from icebear.errors import InputError
 
-BLOCKS = ("thinking", "tool_use", "tool_result")
-"""Kinds of blocks that only Anthropic's messages have."""
+BLOCKS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+"""Kinds of blocks that only Anthropic's messages have. Redacted reasoning is encrypted, so it is left out."""
 
 
 def recorded(messages: Iterable[Any]) -> Iterator[Any]:
@@ -76,7 +76,8 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):  # the model wrote no JSON, and a template takes a text too
-            arguments = json.loads(arguments or "{}")
+            read = json.loads(arguments or "{}")
+            arguments = read if isinstance(read, dict) else arguments
     about = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
     return {**about, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
@@ -92,6 +93,8 @@ def _kind(block: Any) -> Any:
 
 def _of_blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield Anthropic's message: results of tools as messages of their own, before the rest."""
+    if message.get("tool_calls"):
+        raise InputError("A chat message has its calls of tools in blocks or in tool_calls, not in both; correct it.")
     rest = {key: value for key, value in message.items() if key != "content"}
     blocks = message["content"]
     for block in blocks:

@@ -119,7 +119,7 @@ def _after_comma(text: str, stop: int) -> int:
 
 def _of_string(text: str, start: int, stop: int) -> list[Bounds]:
     """Return the sentences inside of a JSON string; an escaped line break ends a line."""
-    inner = text[start + 1 : stop - 1].replace("\\n", " \n")  # as long
+    inner = re.sub(r"\\(.)", lambda escaped: " \n" if escaped[1] == "n" else escaped[0], text[start + 1 : stop - 1])
     return [(start + 1 + begin, start + 1 + end) for begin, end in _of_lines(inner)]
 
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from icebear.concepts.answers.cases import Case
     from icebear.concepts.answers.what_if import WhatIf
 
+OF_SOURCES = (
+    "prompt chat system messages template_option sources units span answer max_new_tokens checkpoint html claim"
+)
+"""Options that act on the measurement of sources."""
 WAYS = "--counterfactual for your own, --no-counterfactual for none"
 WORD_WAYS = "--span for another word, --next-token for the first token"
 
@@ -236,7 +240,8 @@ def _explain_sources(options: Options, model: icebear.Model, arguments: dict[str
 
     answer, span = arguments["prompt"], options.attribution.span
     chosen = None if span == "all" else span
-    measured = measured_sources(model, answer, units=options.units or "sentence", span=chosen)
+    checkpoint = arguments["checkpoint"]
+    measured = measured_sources(model, answer, units=options.units or "sentence", span=chosen, checkpoint=checkpoint)
     write_page(options.html, measured.to_html)
     document, tables = measured.to_dict(), [probabilities(answer), "", screen(source_lines(measured))]
     if options.json or options.details:
@@ -315,6 +320,8 @@ def _checked(options: Options) -> AttributionOptions:
         raise click.UsageError("--sources removes sentences, messages or documents; give one of these as --units.")
     if options.details and not options.sources:
         raise click.UsageError("--details shows more of --sources; add --sources.")
+    if options.sources and not (options.details or options.json) and not _only_named(options, OF_SOURCES):
+        raise click.UsageError("Without --details or --json, --sources takes no options of relevance; add --details.")
     if options.sources and pairs > 1:
         raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs and attribution.contrast:
