@@ -98,7 +98,7 @@ def _cut(message: dict[str, Any], sources: Sequence[ContextSource]) -> dict[str,
     """Return a message without some of its sources, and without token ids, which are of its whole text."""
     cut = {key: value for key, value in message.items() if key not in ("ids", "tool_calls")}
     gone = {source.of for source in sources}
-    for field in gone.intersection(TEXTS):
+    for field in [field for field in TEXTS if field in gone]:
         cut[field] = removed(message[field], [(x.start, x.stop) for x in sources if x.of == field])
     calls = [call for index, call in enumerate(message.get("tool_calls") or ()) if index not in gone]
     return {**cut, "tool_calls": calls} if calls else cut
