@@ -103,18 +103,18 @@ def describe(
         {**made_with, "index": {**made_with["index"], "file": store.path.name}},
         HeadAttention.of(store, neuron) if neuron.site == "head" else None,
         dict(attends_to.most_common()),
-        _beside(beside, neuron, k) if beside else None,
+        _beside(beside, neuron, k) if beside else (),
     )
 
 
-def _beside(store: Store, neuron: Neuron, k: int) -> ExamplesBeside | None:
-    """Return the examples of another index; None if it lacks the neuron."""
+def _beside(store: Store, neuron: Neuron, k: int) -> tuple[ExamplesBeside, ...]:
+    """Return the examples of another index, if it has the neuron."""
     examples: dict[str, list[Example]]
     try:
         examples = {polarity: rows for polarity in POLARITIES if (rows := store.examples(neuron, polarity, k))}
     except StoreError:
-        return None
-    return ExamplesBeside(store_name(store), examples) if examples else None
+        return ()
+    return (ExamplesBeside(store_name(store), examples),) if examples else ()
 
 
 def _attended(model: Model, store: Store, head: Neuron) -> list[Example]:

@@ -51,10 +51,10 @@ HEAD_COLORS = "Red: its attention from there, darker for more; the line below na
 
 @dataclass(frozen=True)
 class ExamplesBeside:
-    """The maximally activating examples of a neuron in another index."""
+    """The maximally activating examples of a neuron in another index, or in sentences that were read for it alone."""
 
     index: str
-    """Its name, such as "4,000 summaries, shipped with icebear"."""
+    """What was read, such as "4,000 summaries, shipped with icebear"."""
     examples: dict[str, list[Example]]
     """polarity -> examples, largest first."""
 
@@ -89,8 +89,8 @@ class Card(SavedResult, Tabled):
     """Of a head, where it looks; None for a neuron, and for models where that is not measured."""
     attends_to: dict[str, int] = field(default_factory=dict)
     """Of a head, the tokens that it attends to most in all its sentences -> in how many; the most frequent first."""
-    beside: ExamplesBeside | None = None
-    """The examples of another index, which is shown beside this one."""
+    beside: tuple[ExamplesBeside, ...] = ()
+    """Other examples, which are shown beside those of the index."""
 
     @property
     def index_name(self) -> str:
@@ -104,8 +104,7 @@ class Card(SavedResult, Tabled):
     def by_index(self) -> list[tuple[str, str, list[Example]]]:
         """The name of an index, a polarity, and the examples there."""
         rows = [(self.index_name, polarity, examples) for polarity, examples in self.examples.items()]
-        beside = self.beside.examples if self.beside else {}
-        return rows + [(self.beside.index, polarity, examples) for polarity, examples in beside.items() if self.beside]
+        return rows + [(other.index, *side) for other in self.beside for side in other.examples.items()]
 
     @property
     def projections(self) -> list[Projection]:
@@ -186,7 +185,7 @@ class Card(SavedResult, Tabled):
             "examples": {
                 polarity: [_example(row, self.is_head) for row in rows] for polarity, rows in self.examples.items()
             },
-            **({"beside": self._beside()} if self.beside else {}),
+            **({"beside": [self._beside(other) for other in self.beside]} if self.beside else {}),
             **(
                 {
                     "attention": self.attention and self.attention.to_dict(),
@@ -198,12 +197,11 @@ class Card(SavedResult, Tabled):
             ),
         }
 
-    def _beside(self) -> dict[str, Any]:
-        assert self.beside
+    def _beside(self, other: ExamplesBeside) -> dict[str, Any]:
         examples = {
-            polarity: [_example(row, self.is_head) for row in rows] for polarity, rows in self.beside.examples.items()
+            polarity: [_example(row, self.is_head) for row in rows] for polarity, rows in other.examples.items()
         }
-        return {"index": self.beside.index, "examples": examples}
+        return {"index": other.index, "examples": examples}
 
 
 def attended_text(example: Example) -> str:

@@ -427,9 +427,9 @@ def test_an_index_of_other_texts_is_shown_beside_the_shipped_one(beside, home, v
     assert index_beside(path, "a") == shipped
     card, search = (json.loads(verbs_beside(*words, "--json").stdout) for words in READING)
     mine = {row["text"] for row in card["examples"]["+"]}
-    others = {row["text"] for row in card["beside"]["examples"]["+"]}
+    others = {row["text"] for row in card["beside"][0]["examples"]["+"]}
     assert "a cold bear eats snow" in min(mine)
-    assert "shipped with icebear" in card["beside"]["index"]
+    assert "shipped with icebear" in card["beside"][0]["index"]
     assert others
     assert not mine & others
     assert "other.txt" in search["searched"]

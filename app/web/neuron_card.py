@@ -22,6 +22,7 @@ from icebear.actmax import page
 from icebear.actmax.card import SILENT, describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.labels.sample import SENTENCES
+from icebear.actmax.more_examples import READ_AT_ONCE, MoreExamples, more_examples
 from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
 from icebear.app.web.shared import jobs, links, markdown, pictures, served
@@ -114,10 +115,13 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     )  # else the lens of the neuron would take seconds
     with served.beside(opened) as other:
         card = describe(opened, neuron, reading, EXAMPLES, effect_sentences=0, beside=other)
+    key = (str(opened.path), str(neuron))
+    more: MoreExamples | None = st.session_state.get("more_examples", {}).get(key)
     if card.left_out:
         size = f"{opened.vectors.size() / 1e9:.0f} GB"
         if st.button(f"Vocabulary (reads {size})", icon=":material/hub:", key="whole_card"):
             card = describe(opened, neuron, reading, EXAMPLES, search_vectors=True, effect_sentences=0)
+    card = replace(card, beside=(*card.beside, *([more.beside] if more else [])))
     _title(card)
     worded = None if card.left_out else words(opened, neuron, EXAMPLES)
     sides = sorted(card.examples, key=lambda side: side != polarity)
@@ -125,6 +129,7 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     slots = {side: _side(card, side, column) for side, column in columns}
     if any(e.relevance is None for rows in card.examples.values() for e in rows):
         _annotating(opened, neuron)
+    _reading_more(opened, neuron, more)
     if not card.is_head:
         _own_text(card)
     if worded:
@@ -213,9 +218,10 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
             _styled(page.examples_html(card.examples[side], of_head=card.is_head), sentences)
         else:
             st.caption("There is none.")
-        if card.beside and card.beside.examples.get(side):
-            st.caption(markdown.plain(f"{card.index_name}. Below: {card.beside.index}"))
-            _styled(page.examples_html(card.beside.examples[side], of_head=card.is_head))
+        for above_index, other in zip((card.index_name, *(o.index for o in card.beside)), card.beside, strict=False):
+            if other.examples.get(side):
+                st.caption(markdown.plain(f"{above_index}. Below: {other.index}"))
+                _styled(page.examples_html(other.examples[side], of_head=card.is_head))
     return (above if card.is_head else below), sentences
 
 
@@ -280,6 +286,16 @@ def _annotating(opened: Store, neuron: Neuron) -> None:
         loaded = jobs.fitting(opened)
         with jobs.progress("Attributing; finished sentences are kept") as step:
             annotate(loaded, opened, [neuron], EXAMPLES, on_progress=step)
+        st.rerun()
+
+
+def _reading_more(opened: Store, neuron: Neuron, begin: MoreExamples | None) -> None:
+    """Read more sentences of the corpus on demand, for this visit."""
+    if st.button("More sentences", icon=":material/expand_more:", key="more_examples_button"):
+        loaded = jobs.fitting(opened)
+        with jobs.progress(f"Reading {READ_AT_ONCE} more sentences") as step:
+            more = more_examples(loaded, opened, neuron, READ_AT_ONCE, EXAMPLES, begin, step)
+        st.session_state["more_examples"] = {(str(opened.path), str(neuron)): more}
         st.rerun()
 
 

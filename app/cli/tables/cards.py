@@ -102,9 +102,9 @@ def card_report(card: icebear.Card, store: Sequence[str] = ()) -> Group:
         value = ">norm" if card.is_head else ">activation"
         heading = f"sentence ({card.index_name})" if card.beside else "sentence"
         parts.append(_examples_table(value, heading, examples, effects, card.is_head))
-        if card.beside and polarity in card.beside.examples:
-            rows, heading = card.beside.examples[polarity], f"sentence ({card.beside.index})"
-            parts.append(_examples_table(value, heading, rows, of_head=card.is_head))
+        for other in card.beside:
+            if rows := other.examples.get(polarity):
+                parts.append(_examples_table(value, f"sentence ({other.index})", rows, of_head=card.is_head))
     parts += [Text(f"Try: {card.swap}", "dim")] if card.swap else []
     if card.examples.keys() - card.meanings.keys():
         command = ["icebear", "label", str(card.neuron), "--auto", *store, *model_option(card.made_with)]

@@ -9,7 +9,7 @@ from typing import Any
 import icebear
 from icebear.app.cli.options import ModelOptions, argument, exactly_one, named, option, record, verb
 from icebear.app.cli.output import show, write_page
-from icebear.app.cli.progress import annotating, waiting
+from icebear.app.cli.progress import annotating, bar, waiting
 from icebear.app.cli.stores import named_or_folder_store, store_alone, store_beside, store_or_shipped
 from icebear.errors import StoreError
 from icebear.records import Neuron
@@ -33,6 +33,11 @@ class Options:
         "Load the model. Add the neuron's measured effects, and the words that it promotes through the layers above."
     )
     annotate: bool
+    more: int | None = option(
+        "Load the model. Read so many more sentences of the index's corpus for this neuron, and show the strongest.",
+        type="count",
+        advanced=True,
+    )
     html: str | None
     store: str
     json: bool
@@ -64,7 +69,7 @@ def neuron(options: Options) -> None:
         loading = options.model
         path = store_or_shipped(options.store, loading.load, loading.model, required=False, site=wanted.site)
         options = replace(options, store=path)
-    if not (options.effects or options.annotate or wanted.site == "head") and options.base_model is None:
+    if not (_measures(options, wanted) or options.more or options.base_model is not None):
         with store_alone(options.store, options.model.model) as store:
             if store:
                 return _card(None, wanted, store, options)
@@ -76,10 +81,15 @@ def neuron(options: Options) -> None:
             _card(model, wanted, store, options)
         elif wanted.site == "head":
             raise StoreError("The card of a head needs a store; build one with icebear index.")
-        elif options.html or options.annotate or options.effects:
-            raise StoreError("--html, --annotate and --effects need a store; build one with icebear index.")
+        elif options.html or options.annotate or options.effects or options.more:
+            raise StoreError("--html, --annotate, --effects and --more need a store; build one with icebear index.")
         else:
             _vocabulary(model, wanted, options)
+
+
+def _measures(options: Options, wanted: Neuron) -> bool:
+    """Return whether the card has what is measured in the model."""
+    return options.effects or options.annotate or wanted.site == "head"
 
 
 def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, options: Options) -> None:
@@ -88,12 +98,18 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
     store.neurons.statistics(wanted)
     if model and options.annotate:
         annotating(model, store, [wanted], options.top)
+    measures = _measures(options, wanted)
     other = store_beside(options.store, store.facts.get("model"))
-    with other as beside, waiting("Measuring effects") if model else nullcontext():
-        card = icebear.describe(store, wanted, model, options.top, search_vectors=True, beside=beside)
+    with other as beside, waiting("Measuring effects") if measures else nullcontext():
+        reading = model if measures else None
+        card = icebear.describe(store, wanted, reading, options.top, search_vectors=True, beside=beside)
+    if model and options.more:
+        with bar("sentences") as move:
+            more = icebear.more_examples(model, store, wanted, options.more, options.top, on_progress=move)
+        card = replace(card, beside=(*card.beside, more.beside))
     write_page(options.html, card.to_html)
     report = card_report(card, ("--store", options.store) if named("store") else ())
-    show(options.json, card.to_dict(), report, *([] if model else [STORE_ALONE]))
+    show(options.json, card.to_dict(), report, *([] if measures else [STORE_ALONE]))
 
 
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
