@@ -86,6 +86,17 @@ def test_neuron(environment):
     assert "L28.ffn.7" in text(shown(page, "neurons"))
 
 
+def test_more_sentences_are_read_on_request(environment, monkeypatch):
+    """Behind those of before; another card has none."""
+    monkeypatch.setattr(neuron_card, "READ_AT_ONCE", 3)
+    page = fine(visit(view="neurons", neuron="L28.ffn.7"))
+    for count in (3, 6):
+        page.get_by_key("more_examples_button").click().run()
+        assert f"{count} more sentences of wiki-summaries" in text(fine(page)).replace("\\", "")
+    page.get_by_key("jump").set_value("L28.ffn.8").run()
+    assert "more sentences of wiki-summaries" not in text(fine(page)).replace("\\", "")
+
+
 def test_a_head_is_swapped_at_its_first_sentence(environment):
     page = fine(visit("neurons", neuron="L23.head.4"))
     with open_store(environment / "wiki.db") as store:
