@@ -224,7 +224,7 @@ def with_removals(measured: Measured, relevance: Scored, losses: np.ndarray) -> 
     alone = np.zeros_like(losses)
     alone[chosen] = losses[chosen]
     slope = max(0.0, float(values[chosen] @ losses[chosen] / (values[chosen] @ values[chosen] or 1.0)))
-    expected = np.minimum(slope * values, max(losses[chosen].min(), 0.0))  # less than what was removed
+    expected = slope * values
     expected[chosen] = losses[chosen]
     name = f"relevance + {REMOVED} removals"
     return {name: (alone, *cost), f"{name}, regression": (expected, *cost)}

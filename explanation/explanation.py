@@ -15,6 +15,7 @@ from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import ablation
+from icebear.concepts.nodes.patch_controls import patch_controls
 from icebear.concepts.nodes.random_controls import effects_on_answer, random_effects, token_removal_control
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
@@ -274,7 +275,7 @@ def explain_relevance(
         with_nodes=stages is None or not is_screen,
         named=_named(stages, store) if stages and store else (),
     )
-    return replace(explanation, stages=stages)
+    return replace(explanation, stages=stages, patch_controls=patch_controls(model, relevance))
 
 
 def _named(stages: StageRecord, store: Store) -> list[Neuron]:

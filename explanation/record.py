@@ -62,6 +62,8 @@ class ExplainedPrediction(SavedResult, Tabled):
     """Sufficiency and necessity of the largest nodes, with controls; only with a counterfactual or base model."""
     removal_control: RandomControl | None = None
     """The control that removes the two tokens that contribute most."""
+    patch_controls: tuple[RandomControl, ...] = ()
+    """Of an image: its first patches deleted, and inserted (`patch_controls`)."""
     silencing_control: RandomControl | None = None
     """The control that sets the first nodes to 0 (`silencing_control`)."""
     cards: tuple[Card, ...] = ()
@@ -112,6 +114,7 @@ class ExplainedPrediction(SavedResult, Tabled):
             "meanings": [meaning.to_dict() for meaning in self.meanings],
             "ablation": [vars(row) for row in self.ablations],
             "removal_control": self.removal_control and self.removal_control.to_dict(),
+            "patch_controls": [control.to_dict() for control in self.patch_controls],
             "silencing_control": self.silencing_control and self.silencing_control.to_dict(),
             "cards": [card.to_dict() for card in self.cards],
             "effects": self.effects and self.effects.to_dict(),

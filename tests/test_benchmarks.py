@@ -255,7 +255,7 @@ def test_scores_of_contextcite_are_those_of_its_package(number):
     assert scores == pytest.approx(known["scores"], abs=1e-3)
 
 
-def test_eight_removals_are_first_and_what_is_expected_of_others_is_less():
+def test_eight_removals_are_measured_and_others_are_expected_by_the_slope():
     measured = types.SimpleNamespace(cost=lambda sets: (len(list(sets)), 1.0))
     relevance, losses = np.arange(12.0), np.arange(12.0) * 2
     rows = sources.with_removals(measured, (relevance, 3, 0.5), losses)

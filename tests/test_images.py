@@ -147,7 +147,7 @@ def test_dinov2_reads_images_of_any_size_but_no_smaller_than_a_patch():
     with pytest.raises(InputError, match="8 x 8"):
         attribute(model, torch.randn(3, 40, 7))
     with pytest.raises(InputError, match="sizes"):
-        attribute(model, [torch.randn(3, 40, 16), torch.randn(3, 16, 16)])
+        attribute(model, [torch.randn(3, 40, 16), torch.randn(3, 16, 16)], method="attnlrp")
 
 
 def test_a_photograph_is_turned_as_its_file_says(folder, vit):
@@ -259,7 +259,10 @@ def test_without_an_image_processor_a_sentence_says_so(folder, tmp_path, vit):
         (["--image", "{folder}/bear.png", "--target", "beer"], 1, "'bear'"),
         (["--image", "{folder}/bear.png", "--chat"], 2, "--chat"),
         (["--image", "{folder}/bear.png", "--span", "all"], 1, "images"),
-        (["--image", "{folder}/bear.png", "--counterfactual", "none.png"], 1, "none.png"),
+        (["--image", "{folder}/bear.png", "--counterfactual", "none.png"], 2, "--counterfactual-image"),
+        (["--image", "{folder}/bear.png", "--counterfactual-image", "none.png"], 1, "none.png"),
+        (["--image", "{folder}/bear.png", "--counterfactual-image", "mask:none.png"], 1, "none.png"),
+        (["--image", "{folder}/bear.png", "--counterfactual-image", "{folder}/notes.txt"], 1, "image"),
     ],
 )
 def test_mistakes(folder, arguments, code, message):

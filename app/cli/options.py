@@ -323,6 +323,7 @@ class AttributionOptions:
     target: str | None
     contrast: str | None
     counterfactual: tuple[str, ...]
+    counterfactual_image: str | None
     base_model: str | None
     method: str | None
     span: str | None
@@ -345,6 +346,8 @@ class AttributionOptions:
         text = self.prompt
         if self.image is None:
             return text.read()
+        if self.counterfactual:
+            raise click.UsageError("--counterfactual is a text; compare an image by --counterfactual-image.")
         if text.chat or text.system is not None or text.pair is not None or text.template_option:
             raise click.UsageError("--chat, --system, --pair and --template-option are of texts; leave them out.")
         return self.image
@@ -367,7 +370,7 @@ class AttributionOptions:
             prompt = nth_answer(model, prompt, answer)
         elif self.span is not None:
             prompt = answered(model, prompt, self.max_new_tokens)
-        names = ("target", "contrast", "target_text", "number", "prefix", "checkpoint")
+        names = ("target", "contrast", "counterfactual_image", "target_text", "number", "prefix", "checkpoint")
         return model, {
             "prompt": prompt,
             "span": None if self.span == "all" else self.span,

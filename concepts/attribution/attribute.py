@@ -15,6 +15,7 @@ from icebear.concepts.attribution.request import (
     AttributeOptions,
     AttributionRequest,
     checked_options,
+    compared_images,
     row_of_answer,
     rows_of,
 )
@@ -132,6 +133,9 @@ def attribute(
     elif span is not None:
         raise InputError("A span is a part of an answer; pass the result of model.answer as the prompt.")
     else:
+        is_compared = method is not None or counterfactual is not None or base_model is not None
+        kind = chosen.get("counterfactual_image")
+        counterfactual = compared_images(model, prompt, kind, counterfactual, is_compared)
         rows, is_single = rows_of(model, prompt, target, contrast, target_text, counterfactual, prefix, position)
     request = AttributionRequest.of(model, rows, method, sites, base_model, chosen)
     results = of_prompts(request)

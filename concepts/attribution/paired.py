@@ -59,7 +59,8 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
             f"{error} The method gxi works, but its relevance does not add up to the difference."
         ) from None
     own_answers = not row.is_phrase and row.contrast is None
-    relevance = _relevance(model, method, mean, pairs[0].recorded, own_answers, note)
+    about = "" if model.task.reads_text else " and ".join(prompt.about for prompt in row.counterfactuals)
+    relevance = _relevance(model, method, mean, pairs[0].recorded, own_answers, note, about)
     if request.base_model is not None:
         assert relevance.counterfactual is not None
         compared = replace(relevance.counterfactual, model=request.base_model.name)
@@ -189,9 +190,9 @@ def _largest(sites: BySite) -> set[int]:
 
 
 def _relevance(
-    model: Model, method: Method, mean: MeanResult, recorded: tuple[int, ...], own_answers: bool, note: str
+    model: Model, method: Method, mean: MeanResult, recorded: tuple[int, ...], own_answers: bool, note: str, about: str
 ) -> Relevance:
-    """own_answers: whether the contrasts are the answers to the counterfactuals."""
+    """own_answers: whether the contrasts are the answers to the counterfactuals. about: the images, in words."""
     results, objective = mean.results, mean.first_result.objective.rows([0])
     tokens, image = prompt_relevance(model, objective, 0, mean.tokens)
     if not torch.isfinite(tokens).all():
@@ -225,5 +226,6 @@ def _relevance(
             overlap=fmean(shared) if shared else None,
             note=note,
             predictions=mean.first_result.predictions,
+            image=about,
         ),
     )

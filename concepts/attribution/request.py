@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal, TypedDict, get_args
 
+import torch
+
 from icebear.concepts.methods.attnlrp import ATTNLRP
 from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
@@ -18,6 +20,8 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Phrase, Token, likelier_form, per_prompt, phrase_ids, read_once, request_of
 from icebear.models.text.answer import Answer, Span
+from icebear.models.text.counterfactual_images import about, counterfactual_image
+from icebear.models.text.images import encode_pixels
 from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, prompts_of, special_note
 from icebear.notes import say
 from icebear.values import check_int, of_type, one_of, several
@@ -121,6 +125,10 @@ ObjectiveName = Literal["log-odds", "logit"]
 class AttributeOptions(TypedDict, total=False):
     """Options of `attribute` that few need."""
 
+    counterfactual_image: Any
+    """Of an image, what it is compared with: ``blur``, ``grey``, ``mask:FILE`` (blurred where FILE is light), or
+    another image of the same size: a path, an image or pixels. Default: ``blur``, unless a method, a counterfactual or
+    a base model is named."""
     prefix: str | Sequence[str] | None
     """Encoder-decoders: what the decoder has written before the target."""
     number: ObjectiveName | None
@@ -324,6 +332,29 @@ def _row(
     if phrase is None or contrast is None:
         return row
     return replace(row, contrast_phrase=phrase_ids(model, contrast, prompt), answer=phrase_ids(model, phrase, prompt))
+
+
+def compared_images(model: Model, prompt: Any, kind: Any, counterfactual: Any, is_compared: bool) -> Any:
+    """Return the images to compare images with, or the counterfactual.
+
+    kind: see `counterfactual_image`; by default ``blur``, unless is_compared: a method, a counterfactual or a base
+    model is named. Raises `InputError` for a model of texts, or two counterfactuals.
+    """
+    if model.task.reads_text:
+        if kind is not None:
+            raise InputError(f"{model.name} reads text, so it has no counterfactual image; leave it out.")
+        return counterfactual
+    if kind is None and is_compared:
+        return counterfactual
+    if counterfactual is not None:
+        raise InputError("An image has one counterfactual; leave out counterfactual or counterfactual_image.")
+    prompts, is_single = prompts_of(prompt)
+    images = [read.image if read.text is None else read.text for read in prompts]
+    pixels = [counterfactual_image(model, image, "blur" if kind is None else kind) for image in images]
+    if kind is None and any(torch.equal(encode_pixels(model, a), b) for a, b in zip(images, pixels, strict=True)):
+        return None  # of one color: nothing is blurred
+    others = [Prompt(image=image, about=about("blur" if kind is None else kind)) for image in pixels]
+    return others[0] if is_single else others
 
 
 def _counterfactuals(counterfactual: Any, count: int, is_single: bool) -> Sequence[Sequence[Prompt]]:

@@ -51,8 +51,8 @@ class Pair:
 
     def answered(self, logits_x: Tensor, logits_c: Tensor) -> Objective:
         """Return the objective with the answer to the prompt as its target and the answer to the counterfactual as its
-        contrast, where they are open, from the logits (P, V) of both at the explained positions. If two models give the
-        same answer, there is no contrast. Raises `SameAnswer`."""
+        contrast, where they are open, from the logits (P, V) of both at the explained positions. If two models, or two
+        images, give the same answer, there is no contrast. Raises `SameAnswer`."""
         if not self.is_open:
             return self.objective
         if self.models and not self.model.labels:
@@ -61,7 +61,7 @@ class Pair:
         contrast = self.objective.contrasts[0]
         if contrast is None and self.model.output_size > 1:  # a single number has no alternative
             contrast = int(logits_c[0].argmax())
-            if contrast in target and not self.models:
+            if contrast in target and not self.models and self.model.task.reads_text:
                 raise _same_answer(self.model, contrast, logits_x[0].float(), logits_c[0].float())
             contrast = None if contrast in target else contrast
         return self.objective.with_answers(target, contrast)

@@ -152,12 +152,13 @@ class Counterfactual:
     """The name of the base model; the prompt is then the same."""
     predictions: tuple[TokenScore, ...] = ()
     """The most probable next tokens in the (first) counterfactual."""
+    image: str = ""
+    """Of an image, what it is compared with, in words."""
 
     @property
     def texts(self) -> list[str]:
         """The counterfactuals as sentences name them."""
-        is_image = self.pairs[0].batch.pixels is not None
-        return ["another image" if is_image else repr("".join(tokens)) for tokens in self.prompts]
+        return [self.image or repr("".join(tokens)) for tokens in self.prompts]
 
     def to_dict(self) -> dict[str, Any]:
         fields = {name: value for name, value in vars(self).items() if name not in ("pairs", "alignments")}

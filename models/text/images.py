@@ -73,13 +73,18 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 def encode(model: Reader, images: Sequence[Any]) -> Batch:
     """Return a batch of images: paths, PIL images, or pixels (C, H, W) as the model reads them. Raises `InputError`."""
-    read = [_checked(model, _pixels(model, image)) for image in images]
+    read = [encode_pixels(model, image) for image in images]
     if len({pixels.shape for pixels in read}) > 1:
         raise InputError("The images have different sizes; explain them one by one, or give images of one size.")
     pixels = torch.stack(read).to(model.device, model.dtype)
     count = len(names(model, pixels))
     ids = torch.zeros(len(images), count, dtype=torch.long, device=model.device)
     return Batch(ids, torch.ones_like(ids), (count,) * len(images), pixels=pixels)
+
+
+def encode_pixels(model: Reader, image: Any) -> Tensor:
+    """Return the pixels (C, H, W) of an image as the model reads them. Raises `InputError`."""
+    return _checked(model, _pixels(model, image))
 
 
 def _pixels(model: Reader, image: Any) -> Tensor:

@@ -42,6 +42,8 @@ class Prompt:
     chat: Chat | None = None
     image: Any = None
     """An image, or pixels (C, H, W)."""
+    about: str = "another image"
+    """In words, an image that another one is compared with."""
 
     @classmethod
     def of(cls, prompt: Any) -> Prompt:

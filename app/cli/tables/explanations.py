@@ -44,8 +44,8 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
         parts.append(Text(relevance.comparison_text(), "dim"))
     if explanation.ablations:
         parts.append(ablation_table(explanation.ablations))
-    if explanation.removal_control:
-        parts.append(Text(str(explanation.removal_control), "dim"))
+    controls = (explanation.removal_control, *explanation.patch_controls)
+    parts += [Text(str(control), "dim") for control in controls if control]
     return Group(*parts)
 
 
