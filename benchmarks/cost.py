@@ -18,7 +18,7 @@ import torch
 from benchmarks.baselines import OTHERS
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.method import Method
-from icebear.concepts.selftest import seconds
+from icebear.concepts.passes.timing import seconds
 from icebear.evaluation.baselines import BASELINES, able_and_unable, methods_of
 from icebear.evaluation.protocol import Evaluation, Methods, Part, Setting
 from icebear.models.model import Model

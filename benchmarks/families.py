@@ -21,7 +21,7 @@ from configurations import dense, mixtures, others
 from icebear import Model, attribute
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.concepts.selftest import seconds
+from icebear.concepts.passes.timing import seconds
 from icebear.models.objective import objective_of
 
 

@@ -23,7 +23,7 @@ TOKENS = 145
 def over_pairs(data: str, pairs: int) -> None:
     from icebear import flip, load_model
     from icebear.concepts.methods.common import token_relevance
-    from icebear.concepts.selftest import seconds
+    from icebear.concepts.passes.timing import seconds
     from icebear.errors import InputError
     from icebear.models.objective import objective_of
 

@@ -26,8 +26,8 @@ from icebear import Model, attribute, steer
 from icebear.actmax.index.scan import BATCH, Settings, scan_shard
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
+from icebear.concepts.passes.timing import seconds
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.selftest import seconds
 from icebear.concepts.stages.stage_parts import WHOLE_PARTS, Network, Parts
 from icebear.concepts.stages.stages import patched_pair, stages
 from icebear.models.objective import objective_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,10 +15,12 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.batch_law import ROUNDING, beginning, remedied
 from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Conservation, Logits, forward_backward
 from icebear.concepts.passes.sites import hooks, not_called
+from icebear.concepts.passes.timing import seconds
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.calibration import noise, token_rows
 from icebear.errors import MissingRule, ModelError
@@ -35,6 +36,8 @@ from icebear.values import several
 
 TRIED = 2048
 """Tokens: a longer context is not run."""
+WHY = "batch differs"
+"""Not a law, but why that of batches does not hold exactly."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ Found = dict[str, float | str]
 def laws_of(model: Model, prompt: PromptLike, position: int | None, tolerance: float) -> list[Law]:
     """Measure each law.
 
-    ``context``: as many tokens as `context_length` says run. ``batch``: each row has the relevance that it has alone.
+    ``context``: as many tokens as `context_length` says run. ``batch``: each row has the relevance that it has alone;
+    if it does not have it to rounding, ``batch differs`` says from which module on, and what mends it at which price.
     ``activations``: recorded activations equal a plain pass with a plain hook. ``counterfactual``: relevance
     sums to the difference of two prompts. ``compared activations``: the same beside a counterfactual. ``edits``: to
     silence neurons does what the model does without their W_out rows.
@@ -121,10 +125,23 @@ def _other_image(model: Model, shape: Sequence[int]) -> Tensor:
 
 
 def _together(model: Model, rows: list[PromptLike], options: dict[str, Any]) -> Found:
+    deviation = _from_alone(model, rows, options)
+    if deviation <= ROUNDING:
+        return {"batch": deviation}
+    where = beginning(model, *(objective_of(model, kind, position=options["position"]) for kind in (rows[:1], rows)))
+    mended = remedied(model, partial(_from_alone, model, rows, options))
+    return {
+        "batch": deviation,
+        WHY: "; ".join([f"from {where} on" if where else "rounding adds up", *map(str, mended)]),
+    }
+
+
+def _from_alone(model: Model, rows: list[PromptLike], options: dict[str, Any]) -> float:
+    """Return how much the relevance of rows in a batch deviates from their relevance alone."""
     options = {**options, "method": CP_LRP, "sites": (), "number": "logit"}
     alone = [attribute(model, row, **options) for row in rows]
     together = attribute(model, rows, [row.target.id if row.target else None for row in alone], **options)
-    return {"batch": max(_off(batched.tokens, other.tokens) for batched, other in zip(together, alone, strict=True))}
+    return max(_off(batched.tokens, other.tokens) for batched, other in zip(together, alone, strict=True))
 
 
 def _recorded(model: Model, prompt: PromptLike, options: dict[str, Any]) -> Found:
@@ -297,13 +314,3 @@ def _troubles(model: Model, parity: float, conserved: Conservation, missing: tup
     if not model.has_family:
         troubles.append("Only tokens have relevance: docs/new-family.md shows how to add the places of the neurons.")
     return tuple(troubles)
-
-
-def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return the time in seconds until the device has finished the work."""
-    wait = partial(torch.accelerator.synchronize, device) if device.type != "cpu" else lambda: None
-    wait()
-    start = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - start

@@ -56,6 +56,17 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
 }
 
+LLAMA_3 = {"vocab_size": 128_256, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rope_theta": 5e5}
+PUBLISHED = {
+    "Llama 3.1 8B": LlamaConfig(
+        hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32, **LLAMA_3
+    ),
+    "Llama 3.1 70B": LlamaConfig(
+        hidden_size=8192, intermediate_size=28_672, num_hidden_layers=80, num_attention_heads=64, **LLAMA_3
+    ),
+}
+"""The sizes of models that are too large for a test."""
+
 
 def _parts(scale: int, layers: int, positions: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     base = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}

@@ -76,9 +76,30 @@ def test_a_model_is_loaded_by_a_device_map(device_map, tiny_folder):
     plain, suppressed = load_model(tiny_folder, device="cpu"), load_model(tiny_folder, device_map=device_map)
     assert suppressed.offloaded is (device_map != "auto")
     assert torch.equal(suppressed.next_logits("Paris"), plain.next_logits("Paris"))
-    one, other = (attribute(model, "Rome is") for model in (plain, suppressed))
-    assert torch.allclose(one.of("ffn"), other.of("ffn"), rtol=1e-4, atol=1e-6)
-    assert suppressed.generate("Rome", max_new_tokens=5) == plain.generate("Rome", max_new_tokens=5)
+    results_agree(plain, suppressed)
+
+
+@pytest.mark.devices
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_model_over_two_devices_is_the_model(tiny_folder):
+    two = {part: int(part.endswith((".1", ".2", "norm", "lm_head"))) for part in PARTS}
+    where = ({"device": "cuda:0"}, {"device_map": two})
+    plain, split = (load_model(tiny_folder, dtype="float32", **options) for options in where)
+    assert {parameter.device.index for parameter in split.net.parameters()} == {0, 1}
+    assert torch.allclose(split.next_logits("Paris").cpu(), plain.next_logits("Paris").cpu(), rtol=1e-4, atol=1e-6)
+    results_agree(plain, split)
+
+
+def results_agree(plain, other):
+    """The laws of a model whose weights lie elsewhere: relevance, comparisons, edits and generation are the same."""
+    for options in ({}, {"counterfactual": "Oslo is"}, {"keep": "top", "k": 5}):
+        ours, theirs = (attribute(model, "Rome is", 40, **options) for model in (plain, other))
+        assert torch.allclose(ours.tokens, theirs.tokens, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(ours.layers("ffn"), theirs.layers("ffn"), rtol=1e-4, atol=1e-5)
+    edits = [Edit(Neuron(1, "ffn", 3), "add", 3.0), Edit(Neuron(0, "attn", 2), "scale", 0.0)]
+    for chosen in ([], edits):
+        with steer(plain, chosen), steer(other, chosen):
+            assert other.generate("Rome", max_new_tokens=5) == plain.generate("Rome", max_new_tokens=5)
 
 
 def test_bad_device_maps_are_told(tiny_folder, tmp_path):

@@ -1,11 +1,13 @@
 """How much memory a pass takes, without weights: against sizes of what is really there."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from configurations import PUBLISHED
 from test_cli import RUN, main, run
-from transformers import BertConfig
+from transformers import BertConfig, LlamaConfig
 
 from icebear import load_model
 from icebear.concepts.memory import KINDS, Allocated, memory_at_hand, memory_needs
@@ -47,6 +49,24 @@ def test_half_the_bytes_a_number_take_less(tiny_folder):
     (weights, needs), (half, smaller) = (memory_needs(tiny_folder, 24, x) for x in (torch.float32, torch.bfloat16))
     assert half == weights // 2
     assert smaller[2].in_pass < needs[2].in_pass
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("Llama 3.1 8B", 8_030_261_248), ("Llama 3.1 70B", 70_553_706_496)])
+def test_the_table_of_large_models_is_computed(name, parameters, tmp_path):
+    """Layers are alike, so two short models say what the next layer takes."""
+    config, estimates = PUBLISHED[name], []
+    for layers in (2, 4):
+        LlamaConfig(**{**config.to_dict(), "num_hidden_layers": layers}).save_pretrained(tmp_path)
+        weights, needs = memory_needs(str(tmp_path), 2048, torch.bfloat16)
+        estimates.append([weights, *(size for need in needs for size in (need.in_pass, need.result))])
+    few = config.num_hidden_layers - 2
+    weights, *sizes = (two + few * (four - two) // 2 for two, four in zip(*estimates, strict=True))
+    assert weights == 2 * parameters
+    neurons = config.num_hidden_layers * (config.intermediate_size + config.hidden_size)
+    assert sizes[1] == 2 * 4 * 2048 * neurons
+    shown = [f"{size / 1e9:.1f}" for size in (weights, *sizes)]
+    row = f"| {name} | {shown[0]} | {shown[5]} | {shown[3]} | {', '.join(shown[1:3])} | {', '.join(shown[7:])} |"
+    assert row in Path("docs/models.md").read_text().splitlines()
 
 
 def test_it_fits_where_there_is_room(tiny_folder):
