@@ -170,6 +170,15 @@ def test_the_index_that_comes_with_icebear_is_prepared_at_the_first_visit(enviro
     assert results(fine(visit("neurons", text="bear")))
 
 
+def test_the_parts_of_a_scan_are_shown_at_the_name_of_the_index(first_visit, no_small_index):
+    assert "parts are complete" not in text(fine(visit("neurons")))
+    folder = first_visit / "none.db.parts"
+    folder.mkdir()
+    for name in ("part-1-of-3.db", "part-2-of-3.partial"):
+        (folder / name).touch()
+    assert r"1 of 3 parts are complete\; begun\: 2" in text(fine(visit("neurons")))
+
+
 @pytest.fixture
 def tiny_store(model, corpus, tmp_path, monkeypatch):
     """An index of a gated model, which the app shows."""

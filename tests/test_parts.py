@@ -1,14 +1,22 @@
 """A scan in parts against one run: any order, killed parts, parts of other scans."""
 
+import contextlib
 import random
+import signal
 import sqlite3
+import time
 
 import pytest
 import torch
+from conftest import LLAMA, Letters, random_model, started_alone
+from test_cli import run
 
-from icebear import build_index, open_store, read_corpus
+from icebear import Model, build_index, open_store, read_corpus
 from icebear.actmax.index import build, parts
-from icebear.actmax.index.parts import merge_parts, parts_in, scan_part
+from icebear.actmax.index.part_files import parts_in, remove_parts
+from icebear.actmax.index.parts import merge_parts, scan_part
+from icebear.concepts.vocabulary import calibration
+from icebear.db.scan_tables import ScanTables
 from icebear.errors import InputError, StoreError
 from icebear.paths import locked
 
@@ -54,6 +62,43 @@ def test_parts_in_any_order_are_one_run(model, corpus, tmp_path, whole, count):
         assert store.checksum() == whole[0]
         assert store.is_complete
         assert sum(store.scan.shards().values()) == store.count("sentences")
+
+
+def scan_alone(folder, corpus, texts, part, pause, started):
+    """In a process of its own, which commits each shard of 4 sentences. pause: seconds before each commit."""
+    build.SHARD, build.COMMIT_SECONDS, calibration.TEXTS, commit = 4, 0, texts, ScanTables.commit
+    ScanTables.commit = lambda *arguments: time.sleep(pause) or commit(*arguments)
+    model = Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
+    started.set()
+    scan_part(model, read_corpus(corpus), folder, part, 8, k=K)
+
+
+@pytest.mark.long
+def test_killed_parts_run_again_and_merge_in_any_order_to_one_run(model, corpus, tmp_path, monkeypatch, whole):
+    """Three of eight, by a signal after their first shard; the checksum is that of the command."""
+    merge = parts._merge
+    folder, text, killed = tmp_path / "parts", str(tmp_path / "c.txt"), (2, 5, 8)
+    for part in killed:
+        process = started_alone(scan_alone, folder, text, calibration.TEXTS, part, 0.2)
+        partial, deadline = folder / f"part-{part}-of-8.partial", time.monotonic() + 60
+        while not shards(partial) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    assert parts_in(folder) == {8: dict.fromkeys(killed, False)}
+    for part in (8, 1, 3, 5, 4, 7, 2, 6):
+        scan_part(model, corpus, folder, part, 8, k=K)
+    for name, order in (("up", 1), ("down", -1)):
+        with open_store(tmp_path / f"{name}.db", create=True) as store, monkeypatch.context() as patch:
+            patch.setattr(parts, "_merge", lambda model, stores, *more, by=order: merge(model, stores[::by], *more))
+            merge_parts(model, folder, store)
+        assert run("doctor", "--checksum", str(tmp_path / f"{name}.db")).strip() == whole[0]
+
+
+def shards(path):
+    with contextlib.suppress(StoreError, sqlite3.Error), open_store(path) as store:
+        return len(store.scan.shards())
 
 
 def test_a_merged_index_goes_on_to_a_larger_limit(model, corpus, tmp_path):
@@ -191,8 +236,8 @@ def test_a_part_that_another_program_reads_is_not_renamed_without_its_log(model,
 def test_only_parts_are_removed(model, corpus, tmp_path):
     scan_part(model, corpus, tmp_path / "parts", 1, 2, k=K)
     (tmp_path / "parts" / "mine.txt").write_text("mine")
-    parts.remove_parts(tmp_path / "parts")
+    remove_parts(tmp_path / "parts")
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["mine.txt"]
     scan_part(model, corpus, tmp_path / "others", 1, 2, k=K)
-    parts.remove_parts(tmp_path / "others")
+    remove_parts(tmp_path / "others")
     assert not (tmp_path / "others").exists()

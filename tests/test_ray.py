@@ -10,7 +10,8 @@ import torch
 
 from icebear import build_index, open_store
 from icebear.actmax.index import build
-from icebear.actmax.index.parts import merge_parts, parts_in
+from icebear.actmax.index.part_files import parts_in
+from icebear.actmax.index.parts import merge_parts
 from icebear.errors import InputError
 
 ray = pytest.importorskip("ray", reason="ray is not installed; .ci/run installs it")

@@ -8,10 +8,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from icebear.actmax.index.build import (
 from icebear.actmax.index.corpus import Corpus
 from icebear.actmax.index.head_norms import head_means
 from icebear.actmax.index.neuron_vectors import ensure_vectors
+from icebear.actmax.index.part_files import HEAD_MEANS, parts_in
 from icebear.actmax.index.scan import INDEXED, Settings, head_count, index_size, indexed_sites
 from icebear.actmax.index.top_activations import ScanSummary, empty_summary, merge
 from icebear.db.store import Store, open_store
@@ -46,9 +46,6 @@ from icebear.values import check_int, several, typed
 
 SHORT = "short."
 """Before the names of the summary of a last shard that is shorter."""
-NAME = re.compile(r"part-(\d+)-of-(\d+)\.(db|partial)")
-HEAD_MEANS = "head-means"
-"""How the names of files begin that have the means of head outputs of a model."""
 OF_PART = ("part", "counts", "documents")
 """Facts that differ between parts, or that one run writes at its end."""
 SPELLED = {"model", "corpus"}
@@ -195,26 +192,6 @@ def _merge(model: Model, parts: Sequence[Store], store: Store, facts: dict[str, 
         _copy(part, store, facts)
     store.scan.commit({}, pack(full, settings), facts)
     finish(model, store, settings, merge(full, short), counts, parts[0].facts.get("documents"))
-
-
-def parts_in(folder: Path) -> dict[int, dict[int, bool]]:
-    """Return for each number of parts the parts that a folder has, and whether each is complete."""
-    result: dict[int, dict[int, bool]] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if match := NAME.fullmatch(path.name):
-            part, count, ending = int(match[1]), int(match[2]), match[3]
-            has = result.setdefault(count, {})
-            has[part] = ending == "db" or has.get(part, False)
-    return result
-
-
-def remove_parts(folder: Path) -> None:
-    """Delete the parts of a folder and what they share, and the folder if nothing else is in it."""
-    for path in folder.iterdir():
-        if NAME.fullmatch(path.name) or path.name.startswith(HEAD_MEANS):
-            path.unlink()
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def _folder(path: str | Path) -> Path:

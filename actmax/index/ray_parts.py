@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from icebear.actmax.index.corpus import Corpus
-from icebear.actmax.index.parts import parts_in, scan_part, shared_head_means
+from icebear.actmax.index.part_files import parts_in
+from icebear.actmax.index.parts import scan_part, shared_head_means
 from icebear.actmax.index.scan import INDEXED, indexed_sites
 from icebear.errors import InputError, need
 from icebear.models.model import Model

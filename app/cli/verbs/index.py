@@ -147,38 +147,28 @@ def _part(options: Options) -> tuple[int, int] | None:
 
 
 def _scan_part(options: Options, model: icebear.Model, part: int, parts: int, how: dict[str, Any]) -> None:
+    from icebear.actmax.index.part_files import parts_lines
+
     with bar("sentences") as move:
         path = icebear.scan_part(model, _documents(options), str(options.parts), part, parts, on_progress=move, **how)
     document: dict[str, Any] = {"part": part, "parts": parts, "file": str(path), **model.made_with}
-    show(options.json, document, f"{path}: part {part} of {parts} is complete.", *_parts_lines(str(options.parts)))
+    show(options.json, document, f"{path}: part {part} of {parts} is complete.", *parts_lines(path.parent))
 
 
 def _on_workers(
     options: Options, model: icebear.Model, encoder: icebear.Encoder | None, how: dict[str, Any]
 ) -> Counter[str]:
     """Scan on Ray workers, and merge; return the counts of the index. The parts are kept until then."""
-    from icebear.actmax.index.parts import remove_parts
+    from icebear.actmax.index.part_files import folder_of, remove_parts
     from icebear.actmax.index.ray_parts import scan_on_ray
 
-    folder = options.parts or f"{options.store}.parts"
+    folder = options.parts or str(folder_of(options.store))
     with bar("parts") as move:
         scan_on_ray(model, _documents(options), folder, options.workers or 1, options.address, move, **how)
     counts = merging(model, folder, options.store, encoder)
     if not options.parts:
         remove_parts(local(folder))
     return counts
-
-
-def _parts_lines(folder: str) -> list[str]:
-    """Return which parts of a scan a folder has, a line for each number of parts."""
-    from icebear.actmax.index.parts import parts_in
-
-    lines = []
-    for count, has in parts_in(local(folder)).items():
-        complete = sum(has.values())
-        begun = ", ".join(str(part) for part, is_complete in has.items() if not is_complete)
-        lines.append(f"{folder}: {complete} of {count} parts are complete{f'; begun: {begun}' if begun else ''}.")
-    return lines or [f"{folder}: no parts."]
 
 
 def _encoder(name: str) -> icebear.Encoder | None:
@@ -189,9 +179,10 @@ def _encoder(name: str) -> icebear.Encoder | None:
 
 def _status(options: Options) -> None:
     if options.parts:
-        from icebear.actmax.index.parts import parts_in
+        from icebear.actmax.index.part_files import parts_in, parts_lines
 
-        return show(options.json, {"parts": parts_in(local(options.parts))}, *_parts_lines(options.parts))
+        folder = local(options.parts)
+        return show(options.json, {"parts": parts_in(folder)}, *(parts_lines(folder) or [f"{folder}: no parts."]))
     path = store_or_shipped(options.store, options.model.load, options.model.model)
     with icebear.open_store(path) as store:
         made_with, status = store.made_with(), store.status()

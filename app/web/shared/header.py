@@ -8,6 +8,7 @@ from typing import Any
 
 import streamlit as st
 
+from icebear.actmax.index.part_files import folder_of, parts_lines
 from icebear.actmax.shipped.index_choice import has_same_texts, store_name
 from icebear.actmax.shipped.shipped_index import shipped_path
 from icebear.app.web.shared import jobs, markdown, served
@@ -58,7 +59,9 @@ def _label(ready: bool) -> str:
 
 
 def _about(ready: bool) -> None:
-    """Say what the index is, and offer a larger one."""
+    """Say what the index is, and which parts of a scan over several machines there are; offer a larger one."""
+    for line in parts_lines(folder_of(served.named_store())):
+        st.caption(markdown.plain(line))
     if not ready:
         _offer("header")
         return
