@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from icebear.concepts.memory import memory_at_hand
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
+from icebear.concepts.passes.storage import memory_at_hand
 from icebear.concepts.passes.timing import seconds
 from icebear.models.model import Model
 from icebear.models.objective import Objective

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import AllNeurons, LargestNeurons, PairedNeurons, Values
 from icebear.concepts.passes.run import Recorder, Target, forward_backward
+from icebear.concepts.passes.storage import memory_at_hand
 from icebear.lrp.linear_rules import Rules
 from icebear.models.batch import Batch
 from icebear.models.loading.fake import fake_model
@@ -127,14 +126,3 @@ class Allocated(TorchDispatchMode):
             self.now -= size
 
         weakref.finalize(storage, freed)
-
-
-def memory_at_hand(device: torch.device) -> int:
-    """Return the free bytes of a device; of the CPU those that programs can have."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    known = Path("/proc/meminfo")
-    if known.exists():
-        rows = dict(line.split(":") for line in known.read_text().splitlines())
-        return int(rows["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

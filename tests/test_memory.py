@@ -10,8 +10,9 @@ from test_cli import RUN, main, run
 from transformers import BertConfig, LlamaConfig
 
 from icebear import load_model
-from icebear.concepts.memory import KINDS, Allocated, memory_at_hand, memory_needs
+from icebear.concepts.memory import KINDS, Allocated, memory_needs
 from icebear.concepts.passes.neuron_recorders import AllNeurons
+from icebear.concepts.passes.storage import memory_at_hand
 from icebear.errors import ModelError
 
 

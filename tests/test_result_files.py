@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from inspect import getmembers, isclass, isfunction, isroutine
@@ -101,7 +102,7 @@ def alike(one, other, models=True):
         return all(alike(getattr(one, name), getattr(other, name), models) for name in names)
     if isinstance(one, (tuple, list)):
         return len(one) == len(other) and all(alike(*pair, models) for pair in zip(one, other, strict=True))
-    if isinstance(one, dict):
+    if isinstance(one, Mapping):
         return list(one) == list(other) and all(alike(one[key], other[key], models) for key in one)
     return one == other or (one != one and other != other)
 

@@ -19,7 +19,7 @@ from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.pair import BySite, Pair, PairResult
+from icebear.concepts.methods.pair import Pair, PairResult
 from icebear.concepts.passes.prompt import (
     Counterfactual,
     Prediction,
@@ -28,6 +28,7 @@ from icebear.concepts.passes.prompt import (
     strings_of,
 )
 from icebear.concepts.passes.run import Conservation
+from icebear.concepts.passes.storage import SiteValues
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
@@ -141,9 +142,9 @@ class MeanResult:
 
     results: list[PairResult]
     tokens: list[Tensor]
-    relevance: BySite
-    activation: BySite
-    counterfactual: BySite
+    relevance: SiteValues
+    activation: SiteValues
+    counterfactual: SiteValues
     changes: tuple[ChangedWeights, ...]
     largest: list[set[int]] = field(default_factory=list)
     """The largest nodes of each of several counterfactuals, as columns of all nodes side by side."""
@@ -157,7 +158,9 @@ def mean_of(results: Iterable[PairResult], count: int) -> MeanResult:
     """Return the mean of as many results, one after the other: all neurons of one result take much memory."""
     mean: MeanResult | None = None
     for result in results:
-        slim = replace(result, tokens=(), relevance={}, activation={}, counterfactual={}, changes=())
+        slim = replace(
+            result, tokens=(), relevance=SiteValues(), activation=SiteValues(), counterfactual=SiteValues(), changes=()
+        )
         largest = [_largest(result.relevance)] if count > 1 else []
         for values in (result.relevance, result.counterfactual) if count > 1 else ():
             for x in values.values():
@@ -183,7 +186,7 @@ def mean_of(results: Iterable[PairResult], count: int) -> MeanResult:
     return mean
 
 
-def _largest(sites: BySite) -> set[int]:
+def _largest(sites: SiteValues) -> set[int]:
     """Return the `OVERLAP_NODES` largest nodes, as columns of the nodes of all sites side by side."""
     values = torch.cat([x.flatten() for x in sites.values()]).abs_() if sites else torch.zeros(0)
     return set(values.topk(min(OVERLAP_NODES, len(values))).indices.tolist())

@@ -14,6 +14,7 @@ from icebear.concepts.passes.neuron_recorders import AllNeurons, LargestNeurons,
 from icebear.concepts.passes.prompt import Prediction, PromptTokens, excluded_positions, prompt_relevance, recorded_at
 from icebear.concepts.passes.proved import rules_at_modules
 from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
+from icebear.concepts.passes.storage import SiteValues
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
 from icebear.errors import InputError, NumericalError
@@ -102,14 +103,14 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
         if request.sites:
             forward(model, Logits(prompt_objective), [values])
         relevance = {site: method.neuron_scores(model, prompt_objective, site)[:, columns] for site in request.sites}
-        activation = {site: values.values(0, x)[:, columns] for site, x in values.activation.items()}
+        activation = {site: values.values(0, x)[:, columns].cpu() for site, x in values.activation.items()}
         results.append(
             Relevance(
                 tokens=tokens.float().cpu(),
                 prompt=PromptTokens.of(model, objective, row, stream.sinks(row)),
                 prediction=Prediction.of(model, objective, row, target.targets[row], target.logits),
                 method=method,
-                neurons=NeuronScores(relevance, activation, recorded, model.heads),
+                neurons=NeuronScores(SiteValues(relevance), SiteValues(activation), recorded, model.heads),
                 sums=Conservation(numbers[row].item(), tokens.sum().item()),
                 made_with=model.made_with,
                 run=Run(model, prompt_objective),

@@ -10,10 +10,11 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.pair import BySite, Pair, PairResult, predictions
+from icebear.concepts.methods.pair import Pair, PairResult, predictions
 from icebear.concepts.passes.inputs import Inputs, Stream, product
 from icebear.concepts.passes.neuron_recorders import AllNeurons, Values
 from icebear.concepts.passes.run import Logits, forward, forward_backward
+from icebear.concepts.passes.storage import SiteValues
 from icebear.errors import InputError
 from icebear.lrp.linear_rules import Rules
 from icebear.models.objective import Objective
@@ -24,7 +25,7 @@ class _Reading:
     """A forward pass of one prompt: embeddings of each stack (T, D), activations (L, T, N), sinks, logits (1, P, V)."""
 
     inputs: list[Tensor]
-    activation: BySite
+    activation: dict[str, Tensor]
     sinks: tuple[int, ...]
     logits: Tensor
 
@@ -50,9 +51,9 @@ def by_multipliers(points: Sequence[float], rules: Rules | None, pair: Pair) -> 
         objective=objective,
         numbers=(prompt.evaluate(x.logits)[1].item(), other.evaluate(c.logits)[1].item()),
         tokens=tuple(tokens),
-        relevance=relevance,
-        activation=activation,
-        counterfactual=aligned,
+        relevance=SiteValues(relevance),
+        activation=SiteValues(activation),
+        counterfactual=SiteValues(aligned),
         alignment=weights,
         sinks=x.sinks,
         logits=x.logits,
@@ -65,7 +66,7 @@ def _read(pair: Pair, objective: Objective) -> _Reading:
     target, inputs, stream = Logits(objective.with_answers(None, None)), Inputs(), Stream(model, objective.batch)
     values = Values(model, objective.batch, pair.sites)
     forward(model, target, [inputs, stream, values])
-    activation = {site: values.values(0, x) for site, x in values.activation.items()}
+    activation = {site: values.values(0, x).cpu() for site, x in values.activation.items()}
     return _Reading([leaf.detach()[0] for leaf in inputs.leaves], activation, stream.sinks(0), target.logits)
 
 
@@ -75,8 +76,8 @@ def _between(
     points: Sequence[float],
     rules: Rules | None,
     reads: Sequence[tuple[Tensor, Tensor]],
-    difference: BySite,
-) -> tuple[list[Tensor], BySite]:
+    difference: dict[str, Tensor],
+) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Compute relevance of embeddings and sites (L, P, N) with the mean multiplier at some points.
 
     reads: the embeddings of each stack in the prompt and, aligned, in the counterfactual.

@@ -8,15 +8,13 @@ from torch import Tensor
 
 from icebear.concepts.passes.neuron_recorders import Largest
 from icebear.concepts.passes.prompt import Recorded, recorded_at
+from icebear.concepts.passes.storage import SiteValues
 from icebear.concepts.weights.changed_weights import ChangedWeights, ModelPair
 from icebear.errors import SameAnswer
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 from icebear.records import TokenScore
 from icebear.render import visible
-
-BySite = dict[str, Tensor]
-"""site -> (L, P, N) numbers of neurons at the recorded positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +75,10 @@ class PairResult:
     """The explained number in the prompt and in the counterfactual."""
     tokens: tuple[Tensor, ...]
     """(T, D) relevance of the embeddings of each stack, or of the pixels."""
-    relevance: BySite
-    activation: BySite
-    counterfactual: BySite
+    relevance: SiteValues
+    """(L, P, N) of neurons at the recorded positions."""
+    activation: SiteValues
+    counterfactual: SiteValues
     """The activations in the counterfactual, aligned."""
     alignment: Tensor
     """(T, T') weights of the counterfactual's tokens for each token."""

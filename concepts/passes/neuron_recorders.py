@@ -6,12 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.passes.run import Recorder
 from icebear.concepts.passes.sites import hooks, not_called
+from icebear.concepts.passes.storage import SiteValues, memory_at_hand, planned
 from icebear.errors import InputError
 from icebear.lrp import rules
 from icebear.models.batch import Batch
@@ -96,27 +99,42 @@ class NeuronRecorder(Recorder):
 
 
 class Values(NeuronRecorder):
-    """Record the activations (B, L, P, N) of each site."""
+    """Record the activations (B, L, P, N) of each site, where `planned` says."""
+
+    is_far = False
+    """Whether they lie on another device than the model, which then computes from copies and does not wait."""
 
     def __init__(
         self, model: Model, batch: Batch, sites: Iterable[str], positions: Sequence[Sequence[int]] | None = None
     ) -> None:
         self.sites = tuple(sites)
         super().__init__(model, batch, self.sites, positions)
-        self.activation = self._space()
+        self.activation = self._space(len(batch.ids))
 
-    def _space(self) -> dict[str, Tensor]:
-        rows, model = len(self.batch.ids), self.model
-        options = {**self.options, "device": "cpu"}  # for a long prompt they take more memory than the pass
-        return {site: torch.zeros(rows, model.layers, self.width, model.width(site), **options) for site in self.sites}
+    def _space(self, rows: int) -> dict[str, Tensor]:
+        model, dtype = self.model, self.options["dtype"]
+        shapes = {site: (rows, model.layers, self.width, model.width(site)) for site in self.sites}
+        where = planned(sum(map(prod, shapes.values())) * dtype.itemsize, model.device, memory_at_hand)
+        self.is_far = where != "device" and model.device.type != "cpu"
+        options: dict[str, Any] = {"dtype": dtype, "device": model.device if where == "device" else "cpu"}
+        return {site: torch.zeros(shape, **options, pin_memory=where == "pinned") for site, shape in shapes.items()}
+
+    @contextmanager
+    def reading(self, model: Model) -> Iterator[None]:
+        with super().reading(model):
+            yield
+        if self.is_far:  # copies to pinned memory may still be under way
+            for device in {parameter.device for parameter in model.net.parameters() if parameter.is_cuda}:
+                torch.cuda.synchronize(device)
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
         stored = self.activation[site][:, layer, self.span(layer)]
-        stored.copy_(activation.view_as(stored))
+        stored.copy_(activation.view_as(stored), non_blocking=True)
 
     def values(self, row: int, recorded: Tensor) -> Tensor:
-        """Return (L, P, N) of one prompt from (B, L, P, N), without padding, on the CPU."""
-        return recorded[row][:, self._row_columns(row)].to("cpu", copy=len(recorded) > 1)  # a view keeps all rows alive
+        """Return (L, P, N) of one prompt from (B, L, P, N), without padding, where they were recorded."""
+        x = recorded[row][:, self._row_columns(row)]
+        return x.clone() if len(recorded) > 1 else x  # a view keeps all rows alive
 
     def _row_columns(self, row: int) -> slice | list[int]:
         """Return which of the P recorded positions are of this row."""
@@ -141,19 +159,25 @@ class AllNeurons(Values):
         counterfactual ones, which is recorded in their place; relevance is then difference x gradient."""
         super().__init__(model, batch, sites, positions)
         self.compared = compared
-        self.relevance = self._space()
+        self.relevance = self._space(len(batch.ids))
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
         super().begin(site, layer, self.compared(site, layer, activation) if self.compared else activation)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         recorded, out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
-        torch.mul(recorded, gradient.to(recorded.device).view_as(recorded), out=out)
+        if self.is_far:
+            product = recorded.to(gradient.device, non_blocking=True) * gradient.view_as(recorded)
+            out.copy_(product, non_blocking=True)
+        else:
+            torch.mul(recorded, gradient.to(recorded.device).view_as(recorded), out=out)
 
-    def row(self, row: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return relevance and activation of one prompt: site -> (L, P, N), without padding, on the CPU."""
-        relevance = {site: self.values(row, x) for site, x in self.relevance.items()}
-        return relevance, {site: self.values(row, x) for site, x in self.activation.items()}
+    def row(self, row: int) -> tuple[SiteValues, SiteValues]:
+        """Return relevance and activation of one prompt: site -> (L, P, N), without padding."""
+        return self._of_row(row, self.relevance), self._of_row(row, self.activation)
+
+    def _of_row(self, row: int, recorded: dict[str, Tensor]) -> SiteValues:
+        return SiteValues({site: self.values(row, x) for site, x in recorded.items()})
 
 
 class PairedNeurons(Values):
@@ -164,17 +188,20 @@ class PairedNeurons(Values):
         self, model: Model, batch: Batch, sites: Iterable[str], positions: Sequence[Sequence[int]] | None = None
     ) -> None:
         super().__init__(model, batch, sites, positions)
-        self.relevance = {site: torch.zeros_like(x[:1]) for site, x in self.activation.items()}
+        self.relevance = self._space(1)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         (prompt_x, other_x), out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
-        torch.sub(prompt_x, other_x, out=out[0]).mul_(gradient[0].to(out.device).view_as(prompt_x))
+        if self.is_far:
+            prompt_x, other_x = (x.to(gradient.device, non_blocking=True) for x in (prompt_x, other_x))
+            out[0].copy_((prompt_x - other_x) * gradient[0].view_as(prompt_x), non_blocking=True)
+        else:
+            torch.sub(prompt_x, other_x, out=out[0]).mul_(gradient[0].to(out.device).view_as(prompt_x))
 
-    def result(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Return relevance, activations and counterfactual activations: site -> (L, P, N), without padding, on the
-        CPU."""
+    def result(self) -> tuple[SiteValues, SiteValues, SiteValues]:
+        """Return relevance, activations and counterfactual activations: site -> (L, P, N), without padding."""
         relevance, activation, counterfactual = (
-            {site: x[row][:, self._row_columns(row)] for site, x in part.items()}
+            SiteValues({site: x[row][:, self._row_columns(row)] for site, x in part.items()})
             for row, part in ((0, self.relevance), (0, self.activation), (1, self.activation))
         )
         return relevance, activation, counterfactual

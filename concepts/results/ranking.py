@@ -13,6 +13,7 @@ from torch import Tensor
 
 from icebear.concepts.passes.neuron_recorders import Largest
 from icebear.concepts.passes.prompt import PromptTokens
+from icebear.concepts.passes.storage import SiteValues
 from icebear.errors import InputError
 from icebear.records import POLARITIES, SITES_AND_HEADS, Neuron, Ranked
 from icebear.result_files import saved_as
@@ -73,40 +74,48 @@ class Ranking:
 class NeuronScores:
     """Relevance and activations of the neurons of a prompt by site, (L, P, N), at P recorded positions."""
 
-    relevance: dict[str, Tensor]
-    activation: dict[str, Tensor]
+    relevance: SiteValues
+    activation: SiteValues
     recorded: tuple[int, ...]
     head_count: int
-    counterfactual: dict[str, Tensor] = field(default_factory=dict)
+    counterfactual: SiteValues = field(default_factory=SiteValues)
     """The counterfactual activations, (L, P, N) by site, averaged over several counterfactuals."""
     largest: Largest | None = None
     """With ``keep="top"``: what is recorded of the other positions."""
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for part in (self.relevance, self.activation, self.counterfactual) for x in part.values())
+        parts = (self.relevance, self.activation, self.counterfactual)
+        return sum(part.unmoved(site).nbytes for part in parts for site in part)
 
     def of(self, site: str) -> Tensor:
         """Return (L, P, N) relevance of the neurons of a site. Raises `InputError` if it was not recorded."""
+        self._check_site(site)
+        return self.relevance[site]
+
+    def _check_site(self, site: str) -> None:
         if not isinstance(site, str) or site not in self.relevance:
             have = ", ".join(self.relevance) or "none"
             one_of(site, "site", SITES_AND_HEADS)
             raise InputError(f"This relevance has no site {shown(site)} (it has: {have}); add it to sites=.")
-        return self.relevance[site]
 
     def heads(self) -> Tensor:
         """Return (L, P, H) relevance of the outputs of the attention heads; (L, T, H) with ``keep="top"``."""
-        values = self.of("attn")
+        return self._heads().cpu()
+
+    def _heads(self) -> Tensor:
+        """Return them where they were recorded."""
+        self._check_site("attn")
         if self.largest and self.largest.heads is not None:
             return self.largest.heads
-        return values.unflatten(-1, (self.head_count, -1)).sum(-1)
+        return self.relevance.unmoved("attn").unflatten(-1, (self.head_count, -1)).sum(-1)
 
     def top(self, ranking: Ranking, prompt: PromptTokens) -> list[Ranked]:
         """Rank neurons by relevance, see `Relevance.top`."""
         rows: list[Ranked] = []
         for site in self.relevance if ranking.site is None else [ranking.site]:
             if self.largest and ranking.position == "all" and site != "head":
-                self.of(site)
+                self._check_site(site)
                 filters = (ranking.polarity, ranking.include_sinks, ranking.include_template)
                 if any(filters) or ranking.layers is not None:
                     raise InputError(
@@ -129,7 +138,7 @@ class NeuronScores:
         heads = self.heads() if "attn" in self.relevance else None
         largest = Largest(k, ranked, {site: x.sum(-1) for site, x in self.relevance.items()}, heads)
         parts: dict[str, Any] = {
-            name: {site: x[:, at] for site, x in getattr(self, name).items()}
+            name: SiteValues({site: x[:, at] for site, x in getattr(self, name).items()})
             for name in ("relevance", "activation", "counterfactual")
         }
         return replace(self, **parts, recorded=tuple(at), largest=largest)
@@ -141,7 +150,7 @@ class NeuronScores:
         relevance = {site: x.clone() for site, x in self.relevance.items()}
         for site, x in relevance.items():
             x[:, left] -= other.of(site)[:, right]
-        return replace(self, relevance=relevance)
+        return replace(self, relevance=SiteValues(relevance))
 
     def _positions(self, site: str) -> Sequence[int]:
         """The positions of the columns of `of` or `heads`."""
@@ -160,11 +169,15 @@ class NeuronScores:
         return [have.index(position) for position in positions]
 
     def _top_of_site(self, site: str, ranking: Ranking, columns: list[int]) -> Iterable[Ranked]:
-        """With several target positions, rank the sum of each neuron, at the position that contributes most."""
-        relevance = self.heads() if site == "head" else self.of(site)
-        activation, others = self.activation.get(site), self.counterfactual.get(site)  # heads have none
+        """With several target positions, rank the sum of each neuron, at the position that contributes most. All is
+        computed where the values lie; only the k nodes move."""
+        self._check_site("attn" if site == "head" else site)
+        relevance = self._heads() if site == "head" else self.relevance.unmoved(site)
+        activation, others = (
+            part.unmoved(site) if site in part else None for part in (self.activation, self.counterfactual)
+        )  # heads have none
         chosen = relevance[:, columns].transpose(1, 2)  # (L, N, P): flat order is the order of ties
-        where = torch.tensor(columns, dtype=torch.long).expand(chosen.shape)
+        where = chosen.new_tensor(columns, dtype=torch.long).expand(chosen.shape)
         if ranking.position == "last":
             most = SIZE[ranking.by](chosen).argmax(-1, keepdim=True)
             where, chosen = where.gather(-1, most), chosen.sum(-1, keepdim=True)
@@ -191,7 +204,7 @@ def _largest(scores: Tensor, k: int) -> Tensor:
     """Return the indices of the k largest finite scores. Ties go to the first one, which topk does not guarantee."""
     k = min(k, int((scores > -torch.inf).sum()))
     if k == 0:
-        return torch.empty(0, dtype=torch.long)
+        return scores.new_empty(0, dtype=torch.long)
     last = scores.topk(k).values[-1]
     above = (scores > last).nonzero().flatten()
     tied = (scores == last).nonzero().flatten()[: k - len(above)]

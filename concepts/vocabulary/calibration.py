@@ -116,7 +116,8 @@ def _measured(model: Model, note: str = "under its edits, not cached") -> Calibr
             is_counted = counted[:, neurons.span(layer)].cpu()
             counts[layer] += is_counted.sum()
             for site in sites:
-                values = neurons.activation[site][:, layer, neurons.span(layer)][is_counted].float()  # (tokens, N)
+                recorded = neurons.activation[site][:, layer, neurons.span(layer)].cpu()  # (B, T, N)
+                values = recorded[is_counted].float()  # (tokens, N)
                 sums[site][layer] += values.double().sum(0)
                 if len(values) and site == "ffn":
                     low[layer] = torch.minimum(low[layer], values.amin(0))

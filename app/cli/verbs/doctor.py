@@ -66,7 +66,8 @@ def doctor(options: Options) -> None:
 
 def _fits(options: Options, tokens: int) -> None:
     """Show what explanations take, beside the memory at hand, and the first of them that fits."""
-    from icebear.concepts.memory import memory_at_hand, memory_needs
+    from icebear.concepts.memory import memory_needs
+    from icebear.concepts.passes.storage import memory_at_hand
     from icebear.models.loading.loading import device_of, dtype_of
 
     device = device_of(options.model.device)

@@ -1,0 +1,114 @@
+"""Where recorded values lie, and that they move only when they are asked for."""
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import IDS, LLAMA, random_model
+from torch.utils._pytree import tree_map
+
+from icebear import attribute
+from icebear.concepts.passes import neuron_recorders
+from icebear.concepts.passes.storage import SiteValues, planned
+
+OTHER = [3, 9, 12, 40, 5, 3, 21, 9]
+
+
+class Far(torch.Tensor):
+    """A tensor of the CPU that says it is on a GPU, and counts its moves; what is computed from it is far as well."""
+
+    moves = 0
+
+    @property
+    def device(self):
+        return torch.device("cuda")
+
+    def cpu(self):
+        type(self).moves += 1
+        return self.as_subclass(torch.Tensor)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            near = tree_map(lambda x: x.as_subclass(torch.Tensor) if isinstance(x, cls) else x, (args, kwargs or {}))
+            result = function(*near[0], **near[1])
+            return tree_map(lambda x: x.as_subclass(cls) if isinstance(x, torch.Tensor) else x, result)
+
+
+@pytest.fixture(autouse=True)
+def _no_moves():
+    Far.moves = 0
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "where"),
+    [
+        (50, "cuda", "device"),
+        (51, "cuda", "pinned"),
+        (50, "mps", "device"),
+        (51, "mps", "cpu"),
+        (1, "cpu", "cpu"),
+    ],
+)
+def test_values_lie_on_the_device_while_twice_their_size_is_free(size, kind, where):
+    assert planned(size, torch.device(kind), lambda device: 100) == where
+
+
+def test_the_cpu_is_not_asked_for_its_memory():
+    assert planned(10**18, torch.device("cpu"), lambda device: pytest.fail("asked")) == "cpu"
+
+
+def test_values_move_when_they_are_asked_for_and_once():
+    x = torch.arange(6.0).view(1, 2, 3)
+    values = SiteValues({"ffn": x.as_subclass(Far), "attn": x.as_subclass(Far)})
+    assert (len(values), list(values), "q" in values, values.unmoved("ffn").device.type) == (
+        2,
+        ["ffn", "attn"],
+        False,
+        "cuda",
+    )
+    assert Far.moves == 0
+    assert torch.equal(values["ffn"], x)
+    assert values["ffn"] is values["ffn"]
+    assert Far.moves == 1
+    copies = [copy.deepcopy(values), pickle.loads(pickle.dumps(values))]
+    assert Far.moves == 2
+    assert all(type(each.unmoved("attn")) is torch.Tensor and torch.equal(each["attn"], x) for each in copies)
+
+
+def test_neurons_are_ranked_where_they_lie(llama):
+    plain, parts = attribute(llama, IDS, 7, counterfactual=OTHER), {}
+    for part in ("relevance", "activation", "counterfactual"):
+        values = getattr(plain.neurons, part)
+        parts[part] = SiteValues({site: values[site].as_subclass(Far) for site in values})
+    moved = replace(plain, neurons=replace(plain.neurons, **parts))
+    for options in ({"position": "all"}, {"site": "ffn", "polarity": "-"}, {"by": "absolute", "layers": [1]}):
+        assert moved.top(9, **options) == plain.top(9, **options)
+    assert Far.moves == 0
+    assert moved.top(9, "head") == plain.top(9, "head")
+    assert Far.moves == 0
+    assert torch.equal(moved.ffn, plain.ffn)
+    assert Far.moves == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"counterfactual": OTHER}, {"record": "last"}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_beside_the_device_are_those_on_it(options, dtype, monkeypatch):
+    """As with too little memory on a GPU, where products are computed from copies."""
+    model = random_model(LLAMA, dtype=dtype)
+    near = attribute(model, IDS, 7, **options)
+    monkeypatch.setattr(neuron_recorders, "planned", lambda *_: "cpu")
+    space = neuron_recorders.Values._space
+
+    def beside(recorder, rows):
+        tensors = space(recorder, rows)
+        recorder.is_far = True
+        return tensors
+
+    monkeypatch.setattr(neuron_recorders.Values, "_space", beside)
+    far = attribute(model, IDS, 7, **options)
+    for site in near.sites:
+        assert torch.equal(near.of(site), far.of(site))
+        assert torch.equal(near.activation(site), far.activation(site))
