@@ -66,6 +66,8 @@ HALF = 1e-3
 TARGET, CONTRAST = 10, 11
 SCANNED = 200
 """Rows of a scan."""
+LARGEST = 100
+"""The neurons of ``keep="top"``."""
 ROUNDS_OF_TIMES = 5
 
 
@@ -268,6 +270,7 @@ def passes(model: Model) -> dict[str, Callable[[], object]]:
     return {
         "AttnLRP, tokens": partial(attribute, model, ids, TARGET, sites=()),
         "AttnLRP, all neurons": partial(attribute, model, ids, TARGET),
+        "AttnLRP, largest neurons": partial(attribute, model, ids, TARGET, keep="top", k=LARGEST),
         "difference rules, all neurons": partial(
             attribute, model, ids, TARGET, contrast=CONTRAST, counterfactual=counterfactual(ids)
         ),
@@ -316,6 +319,7 @@ def quick_part(device: str, quick: bool, shape: str) -> Iterator[dict[str, Any]]
         cases = {
             "gradient x input": partial(gradient_x_input, model, ids),
             "AttnLRP, tokens": partial(attribute, model, ids, TARGET, sites=()),
+            "AttnLRP, largest neurons": partial(attribute, model, ids, TARGET, keep="top", k=LARGEST),
             "AttnLRP, all neurons": partial(attribute, model, ids, TARGET),
             "one counterfactual, all neurons": partial(
                 attribute, model, ids, TARGET, contrast=CONTRAST, counterfactual=counterfactual(ids)

@@ -274,7 +274,7 @@ class LargestNeurons(NeuronRecorder):
         self.sums[site][:, layer, span] = relevance.sum(-1)
         if site == "attn":
             self.heads[:, layer, span] = relevance.unflatten(-1, (self.model.heads, -1)).sum(-1)
-        unranked = self._unranked()[:, span, None].to(relevance.device)
+        unranked = self._unranked()[:, span, None].to(relevance.device)  # of a model on several devices
         for sign in (1, -1):
             flat = relevance.masked_fill_(unranked, -sign * torch.inf).flatten(1)  # (B, T * N)
             best, at = flat.topk(min(self.k, flat.shape[1]), -1, largest=sign > 0)
@@ -285,10 +285,11 @@ class LargestNeurons(NeuronRecorder):
 
     def _unranked(self) -> Tensor:
         if self.unranked is None:
-            self.unranked = torch.ones(len(self.heads), self.width, dtype=torch.bool)
-            for row, unranked in enumerate(self.unranked):
+            mask = torch.ones(len(self.heads), self.width, dtype=torch.bool)
+            for row, unranked in enumerate(mask):
                 apart = set(self.apart(row))
                 unranked[[at for position, at in enumerate(self.batch.columns(row)) if position not in apart]] = False
+            self.unranked = mask.to(self.model.device)  # once, not in each layer
         return self.unranked
 
     def row(self, row: int) -> Largest:
@@ -303,9 +304,9 @@ class LargestNeurons(NeuronRecorder):
 
     def _ranked(self, row: int, site: str, columns: Sequence[int]) -> Iterable[Ranked]:
         for sign in (1, -1):
-            layers = [[part[row].cpu() for part in parts] for parts in self.best[site, sign]]
+            layers = [[part[row].to(self.model.device) for part in parts] for parts in self.best[site, sign]]
             if layers:
-                relevance, values, where = (torch.cat(parts) for parts in zip(*layers, strict=True))
+                relevance, values, where = (torch.cat(parts).cpu() for parts in zip(*layers, strict=True))
                 order = relevance.topk(min(self.k, int((relevance > -torch.inf).sum()))).indices
                 for best, (activation, *other), (layer, column, index) in zip(
                     relevance[order].tolist(), values[order].tolist(), where[order].tolist(), strict=True

@@ -102,12 +102,13 @@ class LastToken:
         """(L, F, S) of the FFN neurons, and 0 for each head after them."""
         values = self._zeros()
         for layer, x in _read(self.model, "ffn", self._inputs(1)).items():
-            values[layer, : x.shape[-1]] = x[0, self.predicting].float().cpu().T
-        return values
+            values[layer, : x.shape[-1]] = x[0, self.predicting].float().T
+        return values.cpu()  # at once, because each move waits for the device
 
     def _zeros(self) -> Tensor:
         heads = self.model.width("head") if self.swapped else 0
-        return torch.zeros(self.model.layers, self.model.width("ffn") + heads, self.steps)
+        shape = self.model.layers, self.model.width("ffn") + heads, self.steps
+        return torch.zeros(shape, device=self.model.device)
 
     @torch.no_grad()
     def logits(self, proposals: Sequence[Edits]) -> Tensor:
@@ -136,8 +137,8 @@ class LastToken:
                 moves = gradient[:1] * (self.swapped[layer] - x[0, self.predicting][:1])
                 gradients[layer, model.width("ffn") :, 0] = moves.unflatten(-1, (-1, model.head_dim)).sum(-1)[0]
             else:
-                gradients[layer, : gradient.shape[-1]] = gradient.float().cpu().T
-        return gradients.nan_to_num(0.0, 0.0, 0.0)
+                gradients[layer, : gradient.shape[-1]] = gradient.float().T
+        return gradients.nan_to_num(0.0, 0.0, 0.0).cpu()
 
 
 class _Margin(Target):
