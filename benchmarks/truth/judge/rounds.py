@@ -20,10 +20,11 @@ from torch import Tensor
 
 from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.pair import BySite, Pair, PairResult
+from icebear.concepts.methods.pair import Pair, PairResult
 from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.passes.run import Logits, Recorder, forward_backward
 from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.concepts.passes.storage import SiteValues
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.values import check_int
@@ -65,7 +66,7 @@ class Constants(Recorder):
                 self.gains[name][layer] = (g[0] * (x[0] - x[1])).detach().float().cpu()
 
 
-def gains(nodes: Nodes, recomputed: Tensor) -> tuple[BySite, float]:
+def gains(nodes: Nodes, recomputed: Tensor) -> tuple[dict[str, Tensor], float]:
     """Return what each node adds to m(x) - m(K), by site (L, T, N), and that difference, where K is a mask (L, T, W).
 
     The gain of a head is the sum of its columns.
@@ -75,10 +76,10 @@ def gains(nodes: Nodes, recomputed: Tensor) -> tuple[BySite, float]:
     return constants.gains, (numbers[0] - numbers[1]).item()
 
 
-def in_rounds(nodes: Nodes, most: int) -> BySite:
+def in_rounds(nodes: Nodes, most: int) -> dict[str, Tensor]:
     """Return by site (L, T, N) what a chosen node added in its round, and what any other node would add after all."""
     chosen = torch.zeros(nodes.shape, dtype=torch.bool)
-    result: BySite = {}
+    result: dict[str, Tensor] = {}
     complete, compared = nodes.ends
     for count in range(most + 1):
         values, left = gains(nodes, chosen)
@@ -126,5 +127,5 @@ class Rounds(Method):
             nodes = Nodes(pair.model, result.objective.rows([0]), tuple(named), activation, other, result.numbers[1])
             relevance = {named[name]: x for name, x in in_rounds(nodes, self.rounds).items()}
         parts = (relevance, result.activation, result.counterfactual)
-        recorded = [{site: x[:, list(pair.recorded)] for site, x in values.items()} for values in parts]
+        recorded = [SiteValues({site: x[:, list(pair.recorded)] for site, x in values.items()}) for values in parts]
         return replace(result, relevance=recorded[0], activation=recorded[1], counterfactual=recorded[2])
