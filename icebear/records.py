@@ -9,6 +9,7 @@ from reprlib import Repr
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
+from icebear.points import HOOKS, hook_name, parse_point
 from icebear.result_files import SavedResult
 from icebear.values import check_int, one_of, shown
 
@@ -21,10 +22,6 @@ WRITERS = ("ffn", "shared", "attn", "cross", "mixer")
 SITES_AND_HEADS = (*SITES, "head")
 
 _NEURON = re.compile(r"L(\d{1,9})\.([a-z_]+)\.(\d{1,9})")
-_HOOK = re.compile(r"blocks\.(\d{1,9})\.(mlp\.hook_post|attn\.hook_z)\[(\d{1,9})\]")
-HOOKS = {"ffn": "mlp.hook_post", "head": "attn.hook_z"}
-"""Site -> TransformerLens' name of the activation that has its neurons, or heads, along an axis."""
-
 
 TABLE_ROWS = 20
 """Of a result in a notebook."""
@@ -123,13 +120,13 @@ class Neuron:
 
     @classmethod
     def parse(cls, text: str) -> Neuron:
-        """Parse the id of a neuron or head, or TransformerLens' name: ``blocks.29.mlp.hook_post[860]``,
-        ``blocks.4.attn.hook_z[3]``. Raises `InputError` for any other text."""
-        hook = _HOOK.fullmatch(text.strip()) if isinstance(text, str) else None
-        if hook:
-            site = next(site for site, name in HOOKS.items() if name == hook[2])
-            return cls(int(hook[1]), site, int(hook[3]))
+        """Parse the id of a neuron or head, or its name in TransformerLens (``blocks.29.mlp.hook_post[860]``,
+        ``blocks.4.attn.hook_z[3]``) or interp-engine (``mlp_act.29[860]``, ``z.4[70]``, `icebear.points.POINTS`).
+        Raises `InputError` for any other text."""
         match = _NEURON.fullmatch(text.strip()) if isinstance(text, str) else None
+        point = parse_point(text.strip()) if isinstance(text, str) and not match else None
+        if point:
+            return cls(*point)
         if not match:
             raise InputError(f"{shown(text)} is not a neuron id; write it like L29.ffn.860 or L4.head.3.")
         return cls(int(match[1]), match[2], int(match[3]))
@@ -144,7 +141,7 @@ class Neuron:
         """
         if self.site not in HOOKS:
             raise InputError(f"{self} has no single index in TransformerLens; only ffn neurons and heads have one.")
-        return f"blocks.{self.layer}.{HOOKS[self.site]}[{self.index}]"
+        return hook_name(self.layer, self.site, self.index)
 
 
 def as_neuron(neuron: Neuron | str) -> Neuron:

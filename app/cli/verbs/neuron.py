@@ -12,6 +12,7 @@ from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import annotating, waiting
 from icebear.app.cli.stores import named_or_folder_store, store_alone, store_beside, store_or_shipped
 from icebear.errors import StoreError
+from icebear.points import Naming
 from icebear.records import Neuron
 
 STORE_ALONE = (
@@ -36,6 +37,7 @@ class Options:
     html: str | None
     store: str
     json: bool
+    names: Naming
     model: ModelOptions
 
 
@@ -93,7 +95,7 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
         card = icebear.describe(store, wanted, model, options.top, search_vectors=True, beside=beside)
     write_page(options.html, card.to_html)
     report = card_report(card, ("--store", options.store) if named("store") else ())
-    show(options.json, card.to_dict(), report, *([] if model else [STORE_ALONE]))
+    show(options.json, card.to_dict(), report, *([] if model else [STORE_ALONE]), names=options.names)
 
 
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
@@ -111,7 +113,7 @@ def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
         document["base_model"] = {**base_words.to_dict(), "cosines": cosines}
         line = "Cosines between the models: " + ", ".join(f"{what} {cosine:.4f}" for what, cosine in cosines.items())
         tables += [f"In {base.name}:", projection_table(base_words), line]
-    show(options.json, {**document, **model.made_with}, *tables)
+    show(options.json, {**document, **model.made_with}, *tables, names=options.names)
 
 
 def _significant(options: Options) -> None:
@@ -129,4 +131,4 @@ def _significant(options: Options) -> None:
         f"{len(labels):,} of {len(tried):,} pairs of neuron and sign have a significant label; false discovery rate 5 %"
     )
     document = {**made_with, "tried": len(tried), "significant": [meaning.to_dict() for meaning in rows]}
-    show(options.json, document, labels_table(rows, title))
+    show(options.json, document, labels_table(rows, title), names=options.names)
