@@ -286,7 +286,7 @@ def _ids_of_all(model: Model, prompts: Sequence[str], limit: int = LIMITS.batch_
     return each
 
 
-def _each(model: Model, request: Any, call: Call, body: type[schemas.ModelRequest]) -> Answer:
+def _each(model: Model, request: Any, call: Call, body: Callable[..., schemas.ModelRequest]) -> Answer:
     """Return the answers of a call to each prompt of a batch."""
     _ids_of_all(model, request.prompts)
     fields = request.model_dump(exclude={"prompts"})

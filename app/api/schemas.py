@@ -60,22 +60,22 @@ class TokenizeRequest(ModelRequest):
     prepend_bos: bool | None = None
 
 
-class _Single(ModelRequest):
+class _OfNeuron(ModelRequest):
     source: Name | None = None
     index: Name | None = None
     vector: None = None
     hook: None = None
 
 
-class ActivationSingleRequest(_Single):
+class ActivationSingleRequest(_OfNeuron):
     prompt: Prompt
 
 
-class ActivationSingleBatchRequest(_Single):
+class ActivationSingleBatchRequest(_OfNeuron):
     prompts: PromptList
 
 
-class _All(ModelRequest):
+class _MostActive(ModelRequest):
     source_set: Name
     selected_sources: Annotated[list[Name], Field(max_length=1000)]
     sort_by_token_indexes: Annotated[list[Index], Field(max_length=LIMITS.tokens)]
@@ -83,25 +83,25 @@ class _All(ModelRequest):
     num_results: Annotated[int | None, Field(ge=1, le=LIMITS.results)] = 25
 
 
-class ActivationAllRequest(_All):
+class ActivationAllRequest(_MostActive):
     prompt: Prompt
 
 
-class ActivationAllBatchRequest(_All):
+class ActivationAllBatchRequest(_MostActive):
     prompts: PromptList
 
 
-class _TopkByToken(ModelRequest):
+class _ByToken(ModelRequest):
     source: Name
     ignore_bos: bool
     top_k: Top = 5
 
 
-class ActivationTopkByTokenRequest(_TopkByToken):
+class ActivationTopkByTokenRequest(_ByToken):
     prompt: Prompt
 
 
-class ActivationTopkByTokenBatchRequest(_TopkByToken):
+class ActivationTopkByTokenBatchRequest(_ByToken):
     prompts: PromptList
 
 
@@ -117,7 +117,7 @@ class SteerFeature(ModelRequest):
     steering_vector: None = None
 
 
-class _Steer(ModelRequest):
+class _Steering(ModelRequest):
     steer_method: Literal["SIMPLE_ADDITIVE"]
     normalize_steering: Literal[False]
     types: Annotated[list[SteerType], Field(min_length=1, max_length=2)]
@@ -132,7 +132,7 @@ class _Steer(ModelRequest):
     stream: Literal[False] | None = False
 
 
-class SteerCompletionRequest(_Steer):
+class SteerCompletionRequest(_Steering):
     prompt: Prompt
 
 
@@ -144,7 +144,7 @@ class Message(Body):
 Messages = Annotated[list[Message], Field(min_length=1, max_length=100)]
 
 
-class SteerCompletionChatRequest(_Steer):
+class SteerCompletionChatRequest(_Steering):
     prompt: Messages
     steer_special_tokens: bool
     is_assistant_axis: Literal[False] | None = False
