@@ -354,7 +354,7 @@ class Projection(SavedResult, InNotebooks):
     std: float | None = None
     """The standard deviation of the activation, if a store has it; logit x std is the change by one deviation."""
     lens: str = "direct"
-    """``direct`` (logit lens) or ``mean`` (averaged Jacobian)."""
+    """``direct`` (logit lens), ``mean`` (averaged Jacobian), or the name of a lens from a file."""
     reliability: Reliability | None = None
     """Of this lens in the neuron's layer, if `icebear index --lens` has measured it."""
     kurtosis: float | None = None
@@ -362,6 +362,8 @@ class Projection(SavedResult, InNotebooks):
     kurtosis_by_chance: float | None = None
     """The 95th percentile for random rows with the covariance of the layer's rows (of those on the direct path, for the
     averaged Jacobian of a neuron without the lens)."""
+    direct_correlation: float | None = None
+    """Of a lens from a file: the correlation of the direct path's words with measured effects in this layer."""
 
     @property
     def has_words(self) -> bool:
@@ -382,12 +384,14 @@ class Projection(SavedResult, InNotebooks):
         unit = "change of the logit by one unit of activation" if self.has_logits else "z scores over the vocabulary"
         if self.lens == "mean":
             return f"{self.neuron}: {unit}, through the averaged Jacobian of the layers above"
+        if self.lens not in LENSES:
+            return f"{self.neuron}: {unit}, through {self.lens}"
         if self.typical is None:
             return f"{self.neuron}: vocabulary projection of w_out, as z scores over the vocabulary"
         low, high = self.typical
+        way = "on the direct path" if self.lens == "direct" else f"through {self.lens}"
         return (
-            f"{self.neuron}: {unit}, on the direct path, at a typical token "
-            f"({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens)"
+            f"{self.neuron}: {unit}, {way}, at a typical token ({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens)"
         )
 
     @property
@@ -417,6 +421,7 @@ class Projection(SavedResult, InNotebooks):
             "reliability": self.reliability and self.reliability._asdict(),
             "kurtosis": self.kurtosis,
             "kurtosis_by_chance": self.kurtosis_by_chance,
+            "direct_correlation": self.direct_correlation,
             "has_words": self.has_words,
             "promoted": list(map(row, self.promoted)),
             "suppressed": list(map(row, self.suppressed)),

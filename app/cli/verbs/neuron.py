@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import icebear
@@ -29,6 +30,12 @@ class Options:
         "Instead of NEURON: list the labels that are significant at a false discovery rate of 5 %, best first."
     )
     base_model: str | None
+    lens_file: str | None = option(
+        "Project through a lens that other software saved: the .pt file of a Jacobian lens, or the folder of a tuned "
+        "lens. Its agreement with measured effects is shown.",
+        type="path",
+        advanced=True,
+    )
     top: int
     effects: bool = option(
         "Load the model. Add the neuron's measured effects, and the words that it promotes through the layers above."
@@ -57,11 +64,14 @@ def neuron(options: Options) -> None:
       icebear neuron L29.ffn.860 --top 5
       icebear neuron L29.ffn.860 --store wiki.db
       icebear neuron L23.head.4 --top 4
+      icebear neuron L25.ffn.504 --lens-file jacobian_lens.pt
     """
     exactly_one({"a NEURON": options.neuron, "--significant": options.significant or None})
     if options.neuron is None:
         return _significant(options)
     wanted = Neuron.parse(options.neuron)
+    if options.lens_file:
+        return _through_lens_file(wanted, options.lens_file, options)
     if options.base_model is None:
         loading = options.model
         path = store_or_shipped(options.store, loading.load, loading.model, required=False, site=wanted.site)
@@ -96,6 +106,18 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
     write_page(options.html, card.to_html)
     report = card_report(card, ("--store", options.store) if named("store") else ())
     show(options.json, card.to_dict(), report, *([] if model else [STORE_ALONE]), names=options.names)
+
+
+def _through_lens_file(wanted: Neuron, path: str, options: Options) -> None:
+    from icebear.app.cli.tables.cards import projections_report
+
+    model = options.model.load()
+    with waiting("Measuring effects"):
+        words = icebear.project(model, wanted, options.top, Path(path))
+    direct = words.direct_correlation
+    beside = [] if direct is None else [f"The direct path (logit lens) has a correlation of {direct:.2f}."]
+    document = {"neuron": str(wanted), "vocabulary": words.to_dict(), **model.made_with}
+    show(options.json, document, *projections_report([words]), *beside, names=options.names)
 
 
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
