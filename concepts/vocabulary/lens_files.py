@@ -7,7 +7,6 @@ is the same for every neuron, so that a neuron's row needs only the matrix.
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,10 @@ from torch import Tensor
 
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
+from icebear.models.loading.saved_tensors import read_saved
 from icebear.models.model import Model
 from icebear.models.parts.linear import through_norm
-from icebear.paths import existing, local, read_text
+from icebear.paths import local, read_text
 
 AFTER_THE_LAYER = ("ffn", "shared")
 """The sites whose neurons write at the end of a layer, where these lenses begin."""
@@ -60,7 +60,8 @@ class LensFile:
         """
         file = local(path)
         file = file / "params.pt" if file.is_dir() else file
-        saved = _saved(file)
+        saved = read_saved(file)
+        saved = dict(saved) if isinstance(saved, Mapping) else {}
         jacobians = _jacobians(saved)
         kind, maps = ("Jacobian lens", jacobians) if jacobians else ("tuned lens", _translators(saved))
         if not maps:
@@ -97,19 +98,6 @@ class LensFile:
                 rows = rows @ matrix.to(model.device).T
             rows = through_norm(model.net.get_submodule(path), rows, offset, divisors[path][1])
         return (rows if final else rows @ matrix.to(model.device).T).T
-
-
-def _saved(file: Path) -> dict[Any, Any]:
-    """Return what torch saved, of tensors and plain values only. Raises `InputError`."""
-    try:
-        saved = torch.load(existing(file), map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise InputError(f"There is no file {file}; check the path of the lens.") from None
-    except pickle.UnpicklingError:
-        raise InputError(f"{file} has Python objects, which can run code when they are read; it is not read.") from None
-    except Exception:  # of any kind: zip, old formats, pickles cut short
-        raise InputError(f"{file} is not a file of torch.save, or it is damaged; download it again.") from None
-    return dict(saved) if isinstance(saved, Mapping) else {}
 
 
 def _jacobians(saved: dict[Any, Any]) -> dict[int, Tensor]:
