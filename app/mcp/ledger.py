@@ -81,10 +81,10 @@ def plan_summary(calls: Sequence[Call]) -> dict[str, Any] | None:
         return None
     after = calls[plans[-1] :]
     planned = calls[plans[-1]].arguments.get("calls")
-    made = {call.planned for call in after if call.planned is not None}
+    numbers = {call.planned for call in after if call.planned is not None}
     departures = [{"tool": call.tool, "arguments": call.arguments} for call in after if call.departs]
     count = len(planned) if isinstance(planned, list) else 0
-    return {"planned": count, "made": len(made), "not_made": count - len(made), "departures": departures}
+    return {"planned": count, "made": len(numbers), "not_made": count - len(numbers), "departures": departures}
 
 
 def repeated(server: MCPServer, calls: Sequence[Call]) -> list[dict[str, Any]]:

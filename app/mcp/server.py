@@ -31,8 +31,8 @@ answer differs), then neuron for the meaning, and steer or flip to test causes. 
 Each causal answer has a control: the same done to others, at random. If beyond_chance is false, or others leave as
 little, the claim is not supported: say so; if it is null, there were too few others to decide. If you try many neurons,
 one passes by chance: say how many you tried. The side effects of edits are changes in unrelated texts."""
-PLANNED = """Before any other call, call plan with the question and all calls that you mean to make; the user approves it
-in a file. Calls that are not in the plan run too, and the ledger names them as departures: say why you made them."""
+PLANNED = """Before any other call, call plan with the question and all calls that you mean to make; the user approves
+it in a file. Calls that are not in the plan run too, and the ledger names them as departures: say why you made them."""
 READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
