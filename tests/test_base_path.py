@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from test_serve import PROMPT, letters  # noqa: F401 - a fixture
 
 from icebear.app.api import server as api
-from icebear.app.localhost import Base
+from icebear.app.base_path import Base
 from icebear.app.mcp.session import Session
 from icebear.errors import InputError
 

@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from icebear.actmax.neuronpedia import model_id
 from icebear.app.api.calls import CALLS, Answer, Call, capabilities, check_model
 from icebear.app.api.schemas import LIMITS, ModelRequest, Refusal
-from icebear.app.localhost import Base, is_local
+from icebear.app.base_path import Base
+from icebear.app.localhost import is_local
 from icebear.app.mcp.session import Session, one_line, with_arguments
 from icebear.concepts.passes.run import Checked
 from icebear.errors import NumericalError, known_error

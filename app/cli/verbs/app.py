@@ -13,9 +13,9 @@ from pathlib import Path
 
 import click
 
+from icebear.app.base_path import Base
 from icebear.app.cli.options import ModelOptions, check_port, named, option, record, verb
 from icebear.app.cli.output import log_to_stderr
-from icebear.app.localhost import Base
 from icebear.errors import need
 from icebear.paths import check_model_path
 from icebear.stopping import SIGNALS

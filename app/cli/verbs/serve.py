@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from icebear.app.base_path import Base
 from icebear.app.cli.options import ModelOptions, check_port, option, record, verb
-from icebear.app.localhost import Base
 from icebear.errors import InputError, need
 from icebear.paths import check_model_path
 
