@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from icebear.errors import IcebearError
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def plain_converter() -> Converter:
     """Return a converter of records. A class with `parse`, such as `Neuron`, is its text."""
     from cattrs import Converter  # here, because records say how they are saved, and not all are
+    from cattrs.cols import is_namedtuple
 
     result = Converter(forbid_extra_keys=True, detailed_validation=False, unstruct_collection_overrides={tuple: list})
     for kind in (bool, int, str):
@@ -25,6 +26,7 @@ def plain_converter() -> Converter:
     result.register_structure_hook_func(_is_text, lambda value, kind: kind.parse(value))
     result.register_unstructure_hook_func(_is_text, str)
     result.register_structure_hook_factory(lambda kind: get_origin(kind) in (tuple, list), _sequence)
+    result.register_structure_hook_factory(is_namedtuple, _named_tuple)  # cattrs does not resolve postponed types
     return result
 
 
@@ -46,6 +48,16 @@ def _sequence(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
         size = len(checked(value, isinstance(value, list), kind))
         kinds = inner if origin is tuple and inner[-1:] != (...,) else inner[:1] * size
         return origin(converter.structure(part, kind) for part, kind in zip(value, kinds, strict=True))
+
+    return hook
+
+
+def _named_tuple(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    kinds = tuple(get_type_hints(kind).values())
+
+    def hook(value: Any, _: Any) -> Any:
+        row = checked(value, isinstance(value, list), kind)
+        return kind(*(converter.structure(part, each) for part, each in zip(row, kinds, strict=True)))
 
     return hook
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 from icebear.errors import InputError
+from icebear.points import NAMED
 from icebear.records import Neuron, as_neuron
 from icebear.values import check_int, one_of, real, several, shown, stable_hash, text_of
 
@@ -22,7 +23,7 @@ EXAMPLES = (
 )
 
 _EDIT = re.compile(
-    r"(?P<neuron>L\d+\.[a-z_]+\.\d+)\s*"
+    rf"(?P<neuron>L\d+\.[a-z_]+\.\d+|{NAMED})\s*"
     r'(?:<-\s*(?P<source>"(?:[^"\\]|\\.)*"|\[[\d,\s]+\])'
     r"|(?P<op>[*=+-])(?P<value>[^@~^a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))(?P<unit>max|std)?)"
     r"(?:@(?P<where>[a-z]+(?::[\d,-]+)?))?"

@@ -9,6 +9,7 @@ from reprlib import Repr
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
+from icebear.points import HOOKS, hook_name, parse_point
 from icebear.result_files import SavedResult
 from icebear.values import check_int, one_of, shown
 
@@ -21,10 +22,6 @@ WRITERS = ("ffn", "shared", "attn", "cross", "mixer")
 SITES_AND_HEADS = (*SITES, "head")
 
 _NEURON = re.compile(r"L(\d{1,9})\.([a-z_]+)\.(\d{1,9})")
-_HOOK = re.compile(r"blocks\.(\d{1,9})\.(mlp\.hook_post|attn\.hook_z)\[(\d{1,9})\]")
-HOOKS = {"ffn": "mlp.hook_post", "head": "attn.hook_z"}
-"""Site -> TransformerLens' name of the activation that has its neurons, or heads, along an axis."""
-
 
 TABLE_ROWS = 20
 """Of a result in a notebook."""
@@ -123,13 +120,13 @@ class Neuron:
 
     @classmethod
     def parse(cls, text: str) -> Neuron:
-        """Parse the id of a neuron or head, or TransformerLens' name: ``blocks.29.mlp.hook_post[860]``,
-        ``blocks.4.attn.hook_z[3]``. Raises `InputError` for any other text."""
-        hook = _HOOK.fullmatch(text.strip()) if isinstance(text, str) else None
-        if hook:
-            site = next(site for site, name in HOOKS.items() if name == hook[2])
-            return cls(int(hook[1]), site, int(hook[3]))
+        """Parse the id of a neuron or head, or its name in TransformerLens (``blocks.29.mlp.hook_post[860]``,
+        ``blocks.4.attn.hook_z[3]``) or interp-engine (``mlp_act.29[860]``, ``z.4[70]``, `icebear.points.POINTS`).
+        Raises `InputError` for any other text."""
         match = _NEURON.fullmatch(text.strip()) if isinstance(text, str) else None
+        point = parse_point(text.strip()) if isinstance(text, str) and not match else None
+        if point:
+            return cls(*point)
         if not match:
             raise InputError(f"{shown(text)} is not a neuron id; write it like L29.ffn.860 or L4.head.3.")
         return cls(int(match[1]), match[2], int(match[3]))
@@ -144,7 +141,7 @@ class Neuron:
         """
         if self.site not in HOOKS:
             raise InputError(f"{self} has no single index in TransformerLens; only ffn neurons and heads have one.")
-        return f"blocks.{self.layer}.{HOOKS[self.site]}[{self.index}]"
+        return hook_name(self.layer, self.site, self.index)
 
 
 def as_neuron(neuron: Neuron | str) -> Neuron:
@@ -357,7 +354,7 @@ class Projection(SavedResult, InNotebooks):
     std: float | None = None
     """The standard deviation of the activation, if a store has it; logit x std is the change by one deviation."""
     lens: str = "direct"
-    """``direct`` (logit lens) or ``mean`` (averaged Jacobian)."""
+    """``direct`` (logit lens), ``mean`` (averaged Jacobian), or the name of a lens from a file."""
     reliability: Reliability | None = None
     """Of this lens in the neuron's layer, if `icebear index --lens` has measured it."""
     kurtosis: float | None = None
@@ -365,6 +362,8 @@ class Projection(SavedResult, InNotebooks):
     kurtosis_by_chance: float | None = None
     """The 95th percentile for random rows with the covariance of the layer's rows (of those on the direct path, for the
     averaged Jacobian of a neuron without the lens)."""
+    direct_correlation: float | None = None
+    """Of a lens from a file: the correlation of the direct path's words with measured effects in this layer."""
 
     @property
     def has_words(self) -> bool:
@@ -385,12 +384,14 @@ class Projection(SavedResult, InNotebooks):
         unit = "change of the logit by one unit of activation" if self.has_logits else "z scores over the vocabulary"
         if self.lens == "mean":
             return f"{self.neuron}: {unit}, through the averaged Jacobian of the layers above"
+        if self.lens not in LENSES:
+            return f"{self.neuron}: {unit}, through {self.lens}"
         if self.typical is None:
             return f"{self.neuron}: vocabulary projection of w_out, as z scores over the vocabulary"
         low, high = self.typical
+        way = "on the direct path" if self.lens == "direct" else f"through {self.lens}"
         return (
-            f"{self.neuron}: {unit}, on the direct path, at a typical token "
-            f"({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens)"
+            f"{self.neuron}: {unit}, {way}, at a typical token ({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens)"
         )
 
     @property
@@ -420,6 +421,7 @@ class Projection(SavedResult, InNotebooks):
             "reliability": self.reliability and self.reliability._asdict(),
             "kurtosis": self.kurtosis,
             "kurtosis_by_chance": self.kurtosis_by_chance,
+            "direct_correlation": self.direct_correlation,
             "has_words": self.has_words,
             "promoted": list(map(row, self.promoted)),
             "suppressed": list(map(row, self.suppressed)),

@@ -123,7 +123,7 @@ def texts_under(
 
 def continued(
     model: Model,
-    prompt: str,
+    prompt: PromptLike,
     edits: Sequence[AnyEdit],
     max_new_tokens: int,
     temperature: float,

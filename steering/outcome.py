@@ -20,6 +20,7 @@ from icebear.records import RandomControl, TokenScore
 from icebear.steering.apply import Statistic
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
+from icebear.steering.dose import dose
 from icebear.steering.flipping.last_token import LastToken, values_by_step
 from icebear.steering.provenance import FlipRecord, Outcome
 from icebear.steering.random_edits import logits_under, random_edits, random_edits_text
@@ -168,6 +169,7 @@ def steer_concept(
     )
     suppress = bool(recipe.provenance.get("suppress"))
     outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (sides[0], sides[1]))
+    outcome = replace(outcome, dose=dose(model, edits, model.token_ids(begun + sides[0])))
     return comparison, _with_side_effects(outcome, contexts, edits, draws, lambda done: step(tokens + done))
 
 

@@ -16,6 +16,9 @@ from icebear.values import check_int
 if TYPE_CHECKING:
     from icebear.models.model import Model
 
+LARGEST_DOSE = 1.0
+"""Above it the edits outweigh what they are added to."""
+
 
 class Noted:
     """A record in a recipe's provenance."""
@@ -165,6 +168,8 @@ class Outcome(Noted):
     other_sources: RandomControl | None = None
     """Of swapped heads: the probability of the flip's token or phrase when they take their outputs after other
     prompts."""
+    dose: float | None = None
+    """Of a concept: the norm of what the edits add to the residual stream, divided by the stream's (`dose`)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers with their controls, JSON-ready, without the texts."""
@@ -182,6 +187,7 @@ class Outcome(Noted):
             "off_target_kl": self.off_target_kl,
             "random_off_target_kl": list(self.random_off_target_kl),
             "side_effects": self.side_effects_text,
+            "dose": self.dose,
             "warning": self.warning,
         }
 
@@ -220,8 +226,21 @@ class Outcome(Noted):
         )
 
     @property
+    def dose_text(self) -> str:
+        """The dose in a sentence; empty if it is not measured."""
+        if self.dose is None:
+            return ""
+        return f"Dose: the edits add {self.dose:.2f} times the norm of the residual stream."
+
+    @property
     def warning(self) -> str:
-        """A sentence where the numbers are no evidence that these neurons matter; else empty."""
+        """Sentences where the dose is large, or the numbers are no evidence that these neurons matter; else empty."""
+        too_much = self.dose is not None and self.dose > LARGEST_DOSE
+        texts = [f"A dose above {LARGEST_DOSE:.0f} tends to break texts; allow fewer side effects."] if too_much else []
+        return " ".join(filter(None, [*texts, self._no_evidence]))
+
+    @property
+    def _no_evidence(self) -> str:
         if not self.reached:
             return (
                 f"{self.control.number} did not move in the wanted direction. Allow more side effects, or do not trust "

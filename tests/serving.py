@@ -43,11 +43,11 @@ def serving(store: Path, *options: str, few: bool = False) -> Iterator[str]:
 
 @contextmanager
 def started(
-    store: Path, *options: str, few: bool = False, **environment: str
+    store: Path, *options: str, few: bool = False, base: str = "", **environment: str
 ) -> Iterator[tuple[subprocess.Popen, str]]:
     """The process that was started, and its address; at the end it is ended with all that it started.
 
-    few: whether side effects and controls have few contexts and draws, as of few.py.
+    few: whether side effects and controls have few contexts and draws, as of few.py. base: the path of --base-path.
     """
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -57,7 +57,7 @@ def started(
     process = subprocess.Popen(
         command, start_new_session=True, cwd=Path(__file__).parent.parent, env={**os.environ, **environment}
     )
-    address = f"http://localhost:{port}"
+    address = f"http://localhost:{port}{base}"
     try:
         for _ in range(120):
             try:
@@ -74,12 +74,12 @@ def started(
 
 
 @contextmanager
-def browser() -> Iterator[Any]:
+def browser(*options: str) -> Iterator[Any]:
     """Debian's Chromium, driven by Playwright."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", *options]
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         try:
             yield chromium

@@ -12,12 +12,14 @@ from appview import fine, set_up, shown, text, visit
 from streamlit.runtime.scriptrunner_utils.exceptions import StopException
 
 from icebear import Chat, Monitor, Neuron, attribute, circuit, load_model, source_breakdown, sources, steer, watching
-from icebear.app.web import chat_measured
+from icebear.app.web import chat_measured, chat_sources
 from icebear.app.web import circuit as circuits
 from icebear.app.web.shared import words
 from icebear.concepts.answers.source_records import MeasuredSource, RandomRemovals, SourcedSentence
 from icebear.concepts.answers.sources import Sources, effect_of_source
+from icebear.explanation.node_meanings import NodeMeaning
 from icebear.models.text.answer import answer_of
+from icebear.records import Meaning, Ranked
 from icebear.render import heatmap
 from icebear.steering.concept.detectors import ConceptNeuron
 from icebear.steering.monitor.watching import read_message
@@ -38,6 +40,20 @@ def bars_of(page):
     (html,) = (str(part.proto.body) for part in page.html if 'class="bars"' in str(part.proto.body))
     names = re.findall(r'<span class="\w+">([^<]*)</span>', html)
     return {unescape(name): float(number) for name, number in zip(names[::2], names[1::2], strict=True)}
+
+
+def test_a_word_has_the_labels_of_its_strongest_nodes(environment, monkeypatch):
+    label = Meaning(Neuron(23, "head", 4), "+", "topic", "cities *of* <b>", "sentence", 0.9, 0.01, True, {})
+    node = NodeMeaning(Ranked(label.neuron, 5, None, 1.5), 0.25, label)
+    page = visit("chat", chat=output_of("What is the capital of France?", "Paris"), turn="1", span="0-1")
+    assert "None of the 20 strongest neurons and heads" in text(fine(page)), "the index has no labels"
+    monkeypatch.setattr(chat_sources, "node_meanings", lambda relevance, store: [node])
+    fine(page.run())
+    line = next(part.value for part in page.markdown if part.value.startswith("- 25"))
+    assert "<b>" not in line
+    assert line.replace("\\", "").startswith("- 25% L23.head.4: cities *of*")
+    assert "1 of the 20 strongest" in text(page)
+    assert page.get_by_key("meanings").options == ["L23.head.4 +"]
 
 
 def test_a_conversation_and_the_account_of_a_word(environment, smol):

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from icebear import attribute, load_model
 from icebear.errors import IcebearError, InputError, ModelError
-from icebear.models.loading.conversion import _read_gguf
+from icebear.models.loading.conversion import read_gguf
 
 VALUES = (None, "many", [], {"a": [1]}, -3, 0, 2.5, True, 7)
 """Taken in turn, three for each field of a configuration."""
@@ -118,7 +118,7 @@ def test_a_gguf_file_that_promises_more_than_it_has_is_refused_at_once(tmp_path)
     header = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(key)) + key
     (tmp_path / "long.gguf").write_bytes(header + struct.pack("<IIQ", 9, 4, 2**60) + b"\0" * 64)
     with pytest.raises(ValueError, match="cut short"):
-        _read_gguf(tmp_path / "long.gguf")
+        read_gguf(tmp_path / "long.gguf")
     (tmp_path / "short.gguf").write_bytes(b"GGUF")
     for name in ("long", "short"):
         assert refused(tmp_path / f"{name}.gguf")

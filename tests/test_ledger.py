@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import anyio
@@ -143,7 +144,9 @@ def test_a_skill_is_a_folder_that_agents_read(tmp_path):
     assert file.name == "SKILL.md"
     _, head, guide = file.read_text().split("---\n", 2)
     fields = yaml.safe_load(head)
-    assert set(fields) <= {"name", "description", "license"}
+    assert set(fields) == {"name", "description", "license", "compatibility", "metadata"}
+    assert len(fields["compatibility"]) <= 500
+    assert fields["metadata"] == {"version": version("icebear")}
     assert re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", fields["name"])
     assert fields["name"] == file.parent.name
     assert 50 < len(fields["description"]) <= 1024
@@ -199,3 +202,102 @@ def test_a_skill_is_not_written_through_a_link(tmp_path, target):
     linked.symlink_to(folder)  # which the user named
     assert exported(linked) == 0
     assert (folder / "SKILL.md").is_file()
+
+
+# --- a plan ---------------------------------------------------------------------------------------------
+
+PLAN = [
+    {"tool": "predict", "arguments": {"prompt": "Rome is", "k": 3, "max_new_tokens": 2}, "why": "what it answers"},
+    {"tool": "rank", "arguments": {"prompt": "Rome is", "k": 2}, "why": "which neurons"},
+]
+
+
+@pytest.fixture
+def planned(tiny_folder, tmp_path, few_all):
+    """A function that makes calls at one server; the file of the plan, and of the ledger."""
+    files = tmp_path / "plan.json", tmp_path / "ledger.jsonl"
+    session = Session(tiny_folder, {"dtype": "float32"}, str(tmp_path / "none.db"), ledger=files[1], plan=files[0])
+    serving = server(session)
+
+    def call(*calls):
+        async def talk():
+            async with Client(serving) as client:
+                return [await client.call_tool(name, arguments) for name, arguments in calls]
+
+        return anyio.run(talk)
+
+    return call, *files
+
+
+def approve(path):
+    path.write_text(path.read_text().replace('"approved": false', '"approved": true', 1))
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_no_call_runs_before_a_person_approves_the_plan(planned):
+    call, plan, ledger = planned
+    first, proposal, second = call(CALLS[0], ("plan", {"question": "why?", "calls": PLAN}), CALLS[0])
+    assert first.is_error
+    assert second.is_error
+    assert plan.name in second.content[0].text
+    assert not proposal.is_error
+    assert proposal.structured_content["approved"] is False
+    assert [row.get("answer") is None for row in rows_of(ledger)] == [True, False, True]
+    approve(plan)
+    assert not call(CALLS[0])[0].is_error
+    (again,) = call(("plan", {"question": "why?", "calls": PLAN}))
+    assert again.structured_content["approved"] is True
+    (other,) = call(("plan", {"question": "why?", "calls": PLAN[:1]}))
+    assert other.structured_content["approved"] is False
+    assert call(CALLS[0])[0].is_error, "another plan needs another approval"
+
+
+def test_the_ledger_has_the_plan_and_each_departure(planned):
+    call, plan, ledger = planned
+    call(("plan", {"question": "why?", "calls": PLAN}))
+    approve(plan)
+    call(CALLS[0], CALLS[2], CALLS[0], CALLS[4])
+    _, approved, *rows = rows_of(ledger)
+    assert (approved["tool"], approved["answer"]) == ("plan", {"approved": True})
+    assert approved["arguments"] == json.loads(plan.read_text())
+    assert [row.get("planned", "free") for row in rows] == [1, None, 1, "free"]
+    code, document = check(ledger)
+    assert code == 0
+    departures = [{"tool": CALLS[2][0], "arguments": CALLS[2][1]}]
+    assert document["plan"] == {"planned": 2, "made": 1, "not_made": 1, "departures": departures}
+
+
+def test_a_ledger_without_a_plan_has_no_departures(ledger):
+    assert not any(call.departs for call in read_ledger(ledger[0]))
+    assert check(ledger[0])[1]["plan"] is None
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [{"tool": "predict", "arguments": {}}],
+        [{"tool": "predict", "arguments": "x", "why": ""}],
+        [{"tool": "nothing", "arguments": {}, "why": ""}],
+        [{"tool": 3, "arguments": {}, "why": ""}],
+        [{"tool": "predict", "arguments": {}, "why": "", "more": 1}],
+        [],
+    ],
+)
+def test_a_plan_of_another_shape_is_refused(calls, planned):
+    call, plan, _ = planned
+    assert call(("plan", {"question": "why?", "calls": calls}))[0].is_error
+    assert not plan.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"approved": true}', '{"approved": 1, "question": "", "calls": []}'])
+def test_a_damaged_plan_approves_nothing(text, planned):
+    call, plan, _ = planned
+    plan.write_text(text)
+    assert call(CALLS[0])[0].is_error
+
+
+def test_a_plan_needs_a_ledger(tmp_path):
+    assert CliRunner().invoke(main, ["mcp", "--plan", str(tmp_path / "plan.json")]).exit_code == 2

@@ -1,13 +1,22 @@
-"""TransformerLens' names of neurons, heads and arrays."""
+"""Names of neurons, heads and arrays in TransformerLens and interp-engine."""
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import IDS
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.table import Table
+from rich.text import Text
 
 from icebear import Edit, Neuron, attribute
+from icebear.app.cli.main import main
+from icebear.app.cli.tables.naming import renamed
 from icebear.errors import InputError
+from icebear.points import POINTS, in_names
 from icebear.records import SITES
 
 
@@ -21,6 +30,58 @@ def test_names_are_those_of_transformer_lens():
     assert Neuron.parse("blocks.29.mlp.hook_post[860]") == Neuron(29, "ffn", 860)
     assert Neuron(4, "head", 3).to_transformer_lens() == "blocks.4.attn.hook_z[3]"
     assert Edit("blocks.1.mlp.hook_post[3]", "scale", 0.0) == Edit.parse("L1.ffn.3*0")
+
+
+@pytest.mark.parametrize("change", ["*0", "=-6.2", "+2std@last", '<-"A [1]*0"@position:2'])
+@pytest.mark.parametrize(
+    ("name", "ours"), [("blocks.23.attn.hook_z[4]", "L23.head.4"), ("mlp_act.21[780]", "L21.ffn.780")]
+)
+def test_an_edit_reads_the_names_of_neuron(name, ours, change):
+    assert Edit.parse(name + change) == Edit.parse(ours + change)
+
+
+def points(library):
+    return json.loads((Path(__file__).parent / f"data/points-{library}.json").read_text())["points"]
+
+
+def of_table(library):
+    """Name of a point in the list of a library -> its site, by our table."""
+    if library == "transformer-lens":
+        return {f"blocks.0.{name}": point.site for point in POINTS for name in point.transformer_lens}
+    return {f"{point.interp_engine}.5": point.site for point in POINTS if point.interp_engine}
+
+
+@pytest.mark.parametrize("library", ["transformer-lens", "interp-engine"])
+def test_each_point_of_a_library_is_a_neuron_s_or_refused_by_name(library):
+    sites = of_table(library)
+    assert set(sites) <= set(points(library))
+    for name in points(library):
+        if name in sites:
+            assert Neuron.parse(f"{name}[7]") == Neuron(0 if name.startswith("blocks") else 5, sites[name], 7)
+        else:
+            with pytest.raises(InputError) as refused:
+                Neuron.parse(f"{name}[7]")
+            assert name in str(refused.value)
+        with pytest.raises(InputError) as refused:
+            Neuron.parse(name)  # without its index
+        assert name in str(refused.value)
+
+
+def test_a_result_is_printed_in_the_names_of_transformer_lens(tiny_folder):
+    command = ["rank", "ice bear", "--model", tiny_folder, "--top", "6", "--site", "ffn", "--json"]
+    plain, named = (CliRunner().invoke(main, [*command, *more]) for more in ([], ["--names", "transformerlens"]))
+    assert plain.exit_code == named.exit_code == 0
+    before, after = (json.loads(run.stdout)["ranking"] for run in (plain, named))
+    assert [Neuron.parse(row["neuron"]) for row in after] == [Neuron.parse(row["neuron"]) for row in before]
+    assert {row["neuron"].startswith("blocks.") for row in after} == {True}
+
+
+def test_a_table_keeps_its_styles_in_other_names():
+    table, write = Table("neuron"), in_names("transformerlens")
+    table.add_row(Text.assemble(("L1.ffn.3", "bold"), " and L2.attn.4"))
+    (cell,) = renamed(table, write).columns[0]._cells
+    assert cell.plain == "blocks.1.mlp.hook_post[3] and L2.attn.4"
+    assert [(span.start, span.end, span.style) for span in cell.spans] == [(0, 25, "bold")]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session
 from icebear.concepts.passes.active_neurons import most_active
 from icebear.concepts.vocabulary.prompt_lens import logit_lens
+from icebear.models.text.chat import Chat
 
 PROMPT = "ice bear"
 CASES = int(os.environ.get("ICEBEAR_SERVE_CASES", "64"))
@@ -151,6 +152,85 @@ def test_neuronpedias_client_runs_its_calls(address, letters):
     assert [output.type for output in steered.outputs] == ["STEERED", "DEFAULT"]
     with pytest.raises(client.exceptions.BadRequestException):
         neuronpedia.tokenize_post(client.TokenizePostRequest(model="gpt2-small", text=PROMPT))
+
+
+PROMPTS = ["ice bear", "a camel", "i"]
+
+
+def test_a_batch_of_neuronpedias_client_has_the_answers_of_each_prompt(address):
+    neuronpedia = client.DefaultApi(client.ApiClient(client.Configuration(host=f"{address}/v1")))
+    at_source = {"model": "letters", "source": "1-ffn-plus"}
+    of_set = {"model": "letters", "source_set": "ffn-plus", "selected_sources": [], "sort_by_token_indexes": [0]}
+    for alone, batch, request, of_batch, body in (
+        (
+            neuronpedia.activation_single_post,
+            neuronpedia.activation_single_batch_post,
+            client.ActivationSinglePostRequest,
+            client.ActivationSingleBatchPostRequest,
+            {**at_source, "index": "3"},
+        ),
+        (
+            neuronpedia.activation_all_post,
+            neuronpedia.activation_all_batch_post,
+            client.ActivationAllPostRequest,
+            client.ActivationAllBatchPostRequest,
+            {**of_set, "ignore_bos": False, "num_results": 4},
+        ),
+        (
+            neuronpedia.activation_topk_by_token_post,
+            neuronpedia.activation_topk_by_token_batch_post,
+            client.ActivationTopkByTokenPostRequest,
+            client.ActivationTopkByTokenBatchPostRequest,
+            {**at_source, "top_k": 2, "ignore_bos": True},
+        ),
+    ):
+        expected = [alone(request.from_dict({**body, "prompt": prompt})).to_dict() for prompt in PROMPTS]
+        results = batch(of_batch.from_dict({**body, "prompts": PROMPTS})).results
+        assert [row.to_dict() for row in results] == expected
+        assert len({str(row) for row in expected}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize(("source", "sign"), [("1-ffn-plus", 1), ("2-ffn-minus", -1)])
+def test_a_source_of_neuronpedias_client_has_each_positive_value(address, letters, source, sign):
+    neuronpedia = client.DefaultApi(client.ApiClient(client.Configuration(host=f"{address}/v1")))
+    request = client.ActivationSourcePostRequest(model="letters", source=source, prompts=PROMPTS)
+    results = neuronpedia.activation_source_post(request).results
+    for prompt, row in zip(PROMPTS, results, strict=True):
+        values = sign * attribute(letters, prompt, sites=("ffn",)).activation("ffn")[int(source[0])]  # (T, N)
+        dense = torch.zeros_like(values)
+        for index, pairs in row.active_features.items():
+            for position, value in pairs:
+                dense[position, int(index)] = value
+        assert "".join(row.tokens) == prompt
+        assert torch.allclose(dense, values.clamp(min=0), atol=1e-6)
+
+
+CHAT = [{"role": "user", "content": "Where do ice bears live?"}]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("special", [True, False])
+def test_neuronpedias_client_steers_a_conversation(smol, special):
+    feature = {"model": "smollm2-135m", "source": "12-ffn-plus", "index": 77, "strength": -20.0}
+    body = {**snake(STEER), "model": "smollm2-135m", "prompt": CHAT, "features": [feature], "strength_multiplier": 1}
+    with running(application(smol)) as at:
+        neuronpedia = client.DefaultApi(client.ApiClient(client.Configuration(host=f"{at}/v1")))
+        request = client.SteerCompletionChatPostRequest.from_dict({**body, "steer_special_tokens": special})
+        result = neuronpedia.steer_completion_chat_post(request)
+    chat, ids = Chat(CHAT), smol.ids(Chat(CHAT))
+    ordinary = ",".join(str(at) for at, token in enumerate(ids) if token not in smol.special_ids())
+    edits = ["L12.ffn.77+-20"] if special else [f"L12.ffn.77+-20@position:{ordinary}", "L12.ffn.77+-20@generated"]
+    with steer(smol, edits):
+        steered = smol.generate(chat, max_new_tokens=6)
+    plain = smol.generate(chat, max_new_tokens=6)
+    assert steered != plain
+    assert [(row.type, row.chat_template[-1].content) for row in result.outputs] == [
+        ("STEERED", steered),
+        ("DEFAULT", plain),
+    ]
+    assert result.input.raw == smol.tokenizer.decode(ids)
+    assert result.outputs[1].raw == result.input.raw + plain
+    assert [message.to_dict() for message in result.input.chat_template] == CHAT
 
 
 @pytest.mark.parametrize(("source", "sign"), [("1-ffn-plus", 1), ("2-ffn-minus", -1), ("0-attn-plus", 1)])
@@ -278,6 +358,7 @@ def test_the_root_lists_every_path(calls, asgi, path):
 # --- refusals -----------------------------------------------------------------------------------------
 
 SINGLE = {"prompt": PROMPT, "source": "1-ffn-plus", "index": "3"}
+BATCH = {"source": "1-ffn-plus", "index": "3"}
 ALL = {"prompt": PROMPT, "sourceSet": "ffn-plus", "selectedSources": [], "sortByTokenIndexes": [], "ignoreBos": False}
 LENS = {"prompt": PROMPT, "type": ["LOGIT_LENS"]}
 REFUSED = {
@@ -297,6 +378,9 @@ REFUSED = {
     "a position outside": ("activation/all", {**ALL, "sortByTokenIndexes": [8]}),
     "a negative position": ("activation/all", {**ALL, "sortByTokenIndexes": [-1]}),
     "another set": ("activation/all", {**ALL, "selectedSources": ["1-ffn-minus"]}),
+    "too many prompts": ("activation/single-batch", {**BATCH, "prompts": ["a"] * (LIMITS.prompts + 1)}),
+    "no prompts": ("activation/single-batch", {**BATCH, "prompts": []}),
+    "many tokens together": ("activation/source", {"source": "1-ffn-plus", "prompts": ["a" * 60] * 18}),
     "too many results": ("activation/all", {**ALL, "numResults": LIMITS.results + 1}),
     "too many tokens": ("steer/completion", {**STEER, "nCompletionTokens": LIMITS.new_tokens + 1}),
     "no room": ("steer/completion", {**STEER, "nCompletionTokens": 60}),

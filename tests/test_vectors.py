@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from gguf import GGUFReader
 from icebear import Edit, IcebearError, InputError, Recipe, RecipeError, VectorEdit, attribute, load_model, steer
 from icebear.app.cli.main import main
 from icebear.edits import acts_at
-from icebear.steering.control_vector import save_control_vector
+from icebear.records import RandomControl
+from icebear.steering.control_vector import read_control_vector, save_control_vector
+from icebear.steering.dose import dose
+from icebear.steering.outcome import concept_outcome
 from icebear.steering.random_edits import random_edits, random_edits_text
 
 DRAW = torch.Generator().manual_seed(0)
@@ -181,6 +185,113 @@ def test_what_llama_cpp_cannot_add_is_refused(llama, edit, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# --- files of other software ------------------------------------------------------------------------------
+
+
+def as_hotwire_reads(path):
+    """`SteerState.load_store` of hotwire-vllm 0.1.2: (layers, D)."""
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    return next(v for v in saved.values() if isinstance(v, torch.Tensor)) if isinstance(saved, dict) else saved
+
+
+def test_what_hotwire_adds_is_steering(llama, tmp_path):
+    recipe = Recipe.for_model(llama, "r", [vector(llama, 0), vector(llama, 2, share=0.5), vector(llama, 2)])
+    assert save_control_vector(llama, recipe, tmp_path / "v.pt") == [0, 2]
+    rows = as_hotwire_reads(tmp_path / "v.pt")
+    assert rows.shape == (llama.layers, llama.config.hidden_size)
+    assert [layer for layer, row in enumerate(rows) if row.any()] == [0, 2]
+    with steer(llama, recipe), torch.no_grad():
+        steered = llama.net(torch.tensor([IDS])).logits[0]
+    added = [VectorEdit(layer, rows[layer].tolist()) for layer in (0, 2)]
+    torch.testing.assert_close(by_hand(llama, IDS, len(IDS), *added), steered, rtol=1e-4, atol=1e-4)
+
+
+def test_a_gguf_comes_back(llama, tmp_path):
+    edits = [vector(llama), vector(llama, 2)]
+    save_control_vector(llama, Recipe.for_model(llama, "r", edits), tmp_path / "v.gguf")
+    recipe = read_control_vector(llama, tmp_path / "v.gguf")
+    assert [edit.layer for edit in recipe] == [1, 2]
+    for edit, before in zip(recipe, edits, strict=True):
+        assert edit.vector == pytest.approx(before.vector, rel=1e-6)
+    (one,) = read_control_vector(llama, tmp_path / "v.gguf", layer=2)
+    assert one == recipe.edits[1]
+
+
+@pytest.mark.parametrize("form", ["a tensor", "a dict", "a vector"])
+def test_a_vector_of_hotwire_comes_back(form, llama, tmp_path):
+    rows = torch.randn(llama.layers, llama.config.hidden_size, generator=DRAW)
+    saved = {"a tensor": rows, "a dict": {"name": "x", "directions": rows.half().float()}, "a vector": rows[1]}[form]
+    torch.save(saved, tmp_path / "v.pt")
+    (edit,) = read_control_vector(llama, tmp_path / "v.pt", layer=1)
+    assert (edit.layer, edit.where) == (1, "all")
+    assert edit.vector == pytest.approx(rows[1].tolist(), rel=1e-2)
+    with pytest.raises(InputError):
+        read_control_vector(llama, tmp_path / "v.pt")  # which layer?
+
+
+class Python:
+    pass
+
+
+BAD = {
+    "missing.pt": None,
+    "objects.pt": Python(),
+    "text.pt": "no",
+    "three.pt": torch.ones(1, 2, 3),
+    "whole.pt": torch.ones(3, 4, dtype=torch.int64),
+    "width.pt": torch.ones(LLAMA.num_hidden_layers, LLAMA.hidden_size + 1),
+    "infinite.pt": torch.full((LLAMA.num_hidden_layers, LLAMA.hidden_size), torch.inf),
+    "zero.pt": torch.zeros(LLAMA.num_hidden_layers, LLAMA.hidden_size),
+    "missing.gguf": None,
+    "text.gguf": "no",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_is_no_control_vector_is_refused(name, llama, tmp_path):
+    path = tmp_path / name
+    if name.endswith(".pt") and BAD[name] is not None:
+        torch.save(BAD[name], path)
+    elif BAD[name]:
+        path.write_text(BAD[name])
+    with pytest.raises(InputError):
+        read_control_vector(llama, path, layer=1)
+
+
+def stream_norms(model, ids):
+    """By transformers, without the first token, which is a sink; (L,), the last layer left out: it is normalized."""
+    with torch.no_grad():
+        states = model.net(torch.tensor([ids]), output_hidden_states=True).hidden_states[1:-1]
+    return [state[0, 1:].norm(dim=-1).mean().item() for state in states]
+
+
+def test_the_dose_is_the_share_of_the_stream_s_norm(llama):
+    norms = stream_norms(llama, IDS)
+    assert dose(llama, [vector(llama, 1, 3.0, share=0.5)], IDS) == pytest.approx(1.5 / norms[1], rel=1e-4)
+    both = [vector(llama, 0), vector(llama, 1)]
+    total = torch.tensor(both[0].vector) + torch.tensor(both[1].vector)
+    assert dose(llama, both, IDS) == pytest.approx(max(2 / norms[0], total.norm().item() / norms[1]), rel=1e-4)
+
+
+def test_the_dose_of_a_neuron_is_that_of_its_vector(llama):
+    row = llama.net.model.layers[1].mlp.down_proj.weight[:, 3].detach()
+    as_vector = VectorEdit(1, (2 * row).tolist())
+    assert dose(llama, [Edit.parse("L1.ffn.3+2")], IDS) == pytest.approx(dose(llama, [as_vector], IDS), rel=1e-5)
+
+
+@pytest.mark.parametrize("edits", [[], ["L1.ffn.3*0"], ["L1.ffn.3=2"], ["L1.ffn.3+2", "L1.ffn.4=2"], ["L1.q.3+2"]])
+def test_other_edits_have_no_dose(edits, llama):
+    assert dose(llama, [Edit.parse(text) for text in edits], IDS) is None
+
+
+@pytest.mark.parametrize(("size", "warns"), [(0.5, False), (1.5, True)])
+def test_a_dose_above_1_is_a_warning(size, warns):
+    control = RandomControl("1 edit", "others", "x in the text", 0.0, 1.0, (0.1, 0.2))
+    outcome = replace(concept_outcome("x", control, False, 48, ("a", "b")), dose=size)
+    assert bool(outcome.warning) is warns
+    assert outcome.to_dict()["dose"] == size
+
+
 def test_the_commands(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = load_model(tiny_folder, device="cpu")
@@ -197,3 +308,9 @@ def test_the_commands(tiny_folder, tmp_path, monkeypatch):
     with steer(model, recipe):
         assert json.loads(done.stdout)["steered"]["text"] == model.generate("the ice", max_new_tokens=4)
     assert run("recipe", "export", "r.json", "none/r.gguf").exit_code == 1
+    assert run("recipe", "import", "r.gguf", "again.json").exit_code == 0
+    assert Recipe.load("again.json").edits[0].vector == pytest.approx(recipe.edits[0].vector, rel=1e-6)
+    assert run("recipe", "export", "r.json", "r.pt").exit_code == 0
+    assert run("recipe", "import", "r.pt", "from_pt.json").exit_code == 0
+    assert Recipe.load("from_pt.json").edits == Recipe.load("again.json").edits
+    assert run("recipe", "import", "r.pt", "from_pt.json").exit_code == 1, "it is not overwritten"

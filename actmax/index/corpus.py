@@ -50,6 +50,8 @@ class Corpus:
     """Yields all documents, in the order of the corpus."""
     streamed: bool = False
     """Whether the corpus is read from the network, with unknown length."""
+    is_split: bool = False
+    """Whether each document is a sentence already."""
 
     @property
     def is_drawn(self) -> bool:
@@ -83,6 +85,7 @@ class Corpus:
         need("index")
         from sentencex import segment
 
+        pieces = (lambda text: [text]) if self.is_split else partial(segment, self.facts["language"])
         counts = Counter() if counts is None else counts
         seen = Seen()
         for title, text in self.documents():
@@ -92,7 +95,7 @@ class Corpus:
                 counts["without text"] += 1
                 continue
             end = 0
-            for piece in segment(self.facts["language"], text):
+            for piece in pieces(text):
                 start = text.find(piece, end)
                 end = start + len(piece)
                 sentence = piece.strip()

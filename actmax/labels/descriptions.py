@@ -8,7 +8,7 @@ null are descriptions of other neurons by the same model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,8 +107,32 @@ def describe_neurons(
                 advance(1)
     values = {part: read_activations(model, sample, neurons, advance) for part, sample in parts.items()}
     batch = sides(parts, neurons, values)
-    meanings = _scored(batch, known, encoder, store, writer)
+    texts = {side: [(known["sides"][f"{side[0]} {side[1]}"], str(writer))] for side in batch.names}
+    meanings = _scored(batch, texts, known["others"], encoder, store)
     _show_better(store, meanings)
+    return meanings
+
+
+def score_descriptions(
+    model: Model,
+    store: Store,
+    texts: Mapping[tuple[Neuron, str], Sequence[tuple[str, str]]],
+    others: Sequence[str],
+    on_progress: OnProgress = unwatched,
+) -> list[Meaning]:
+    """Score descriptions that were written elsewhere, and save those that pass, as `describe_neurons` does.
+
+    texts: neuron and polarity -> descriptions, each with who wrote it. others: descriptions of other neurons; the first
+    `OTHERS` that are not among those of a neuron are its null. Raises `StoreError`.
+    """
+    store.check(model.fingerprint, model.name, model.dtype_name)
+    encoder, parts = _encoder(store), prepare_samples(model, store)
+    neurons = sorted({neuron for neuron, _ in texts})
+    advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
+    values = {part: read_activations(model, sample, neurons, advance) for part, sample in parts.items()}
+    meanings = _scored(sides(parts, neurons, values), texts, others, encoder, store)
+    for meaning in meanings:
+        _show_better(store, [meaning])
     return meanings
 
 
@@ -137,16 +161,25 @@ def _described(store: Store, neuron: Neuron, polarity: str, writer: Writer) -> s
     return writer.describe(examples[: max(1, len(examples) // 2)]) if examples else ""
 
 
-def _scored(batch: Sides, known: dict[str, Any], encoder: Encoder, store: Store, writer: Writer) -> list[Meaning]:
+def _scored(
+    batch: Sides,
+    texts: Mapping[tuple[Neuron, str], Sequence[tuple[str, str]]],
+    others: Sequence[str],
+    encoder: Encoder,
+    store: Store,
+) -> list[Meaning]:
+    """Return the scores of each side's descriptions, each with who wrote it. others: descriptions of other neurons."""
     meanings = []
-    for row, (neuron, polarity) in enumerate(batch.names):
-        text = known["sides"][f"{neuron} {polarity}"]
-        if not (batch.active[row] and text):
-            meanings.append(Meaning.hardly_active(neuron, polarity))
-            continue
-        meaning = score_description(batch, row, text, list(filter(None, known["others"])), encoder, store)
-        meaning.record["writer"] = str(writer)
-        meanings.append(meaning)
+    for row, side in enumerate(batch.names):
+        written = texts.get(side, ())
+        null = [text for text in others if text and text not in {text for text, _ in written}][:OTHERS]
+        for text, writer in written:
+            if not (batch.active[row] and text):
+                meanings.append(Meaning.hardly_active(*side))
+                continue
+            meaning = score_description(batch, row, text, null, encoder, store)
+            meaning.record["writer"] = writer
+            meanings.append(meaning)
     return meanings
 
 

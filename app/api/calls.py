@@ -19,6 +19,7 @@ from icebear.models.text.chat import Chat
 from icebear.models.text.prompts import PromptLike, special_note
 from icebear.records import Neuron
 from icebear.steering.comparison import continued
+from icebear.values import several
 
 Answer = dict[str, Any]
 
@@ -92,19 +93,76 @@ def activation_topk_by_token(model: Model, request: schemas.ActivationTopkByToke
     return {"results": results, "tokens": [tokens[position] for position in counted]}
 
 
+def activation_single_batch(model: Model, request: schemas.ActivationSingleBatchRequest) -> Answer:
+    """Return the activation of a neuron at each token of several prompts."""
+    return _each(model, request, activation_single, schemas.ActivationSingleRequest)
+
+
+def activation_all_batch(model: Model, request: schemas.ActivationAllBatchRequest) -> Answer:
+    """Return for each of several prompts the most active neurons, with their activation at each token."""
+    return _each(model, request, activation_all, schemas.ActivationAllRequest)
+
+
+def activation_topk_by_token_batch(model: Model, request: schemas.ActivationTopkByTokenBatchRequest) -> Answer:
+    """Return for each of several prompts the most active neurons of a layer at each token."""
+    return _each(model, request, activation_topk_by_token, schemas.ActivationTopkByTokenRequest)
+
+
+def activation_source(model: Model, request: schemas.ActivationSourceRequest) -> Answer:
+    """Return for each prompt the neurons of a layer whose value is positive at a token: the token, and the value."""
+    source = Source.parse(request.source)
+    _neuron(model, source)
+    each = _ids_of_all(model, request.prompts, LIMITS.tokens)
+    return {"results": [_active(model, ids, source) for ids in each]}
+
+
+def _active(model: Model, ids: list[int], source: Source) -> Answer:
+    values = source.sign * prompt_activations(model, ids, source.site, source.layer)  # (T, N)
+    features: dict[str, list[tuple[int, float]]] = {}
+    for position, index in (values > 0).nonzero().tolist():
+        features.setdefault(str(index), []).append((position, values[position, index].item()))
+    return {"tokens": list(model.pieces(ids)), "activeFeatures": features}
+
+
 def steer_completion(model: Model, request: schemas.SteerCompletionRequest) -> Answer:
     """Continue a prompt with `strength` times the multiplier added to each neuron's activation, and without."""
+    _ids(model, request.prompt)
+    texts = _continued(model, request.prompt, request, ["all"])
+    return {"outputs": [{"type": kind, "output": request.prompt + text} for kind, text in texts.items()]}
+
+
+def steer_completion_chat(model: Model, request: schemas.SteerCompletionChatRequest) -> Answer:
+    """Answer a conversation with `strength` times the multiplier added to each neuron's activation, and without."""
+    messages = [message.model_dump() for message in request.prompt]
+    chat = Chat(messages)
+    ids = _ids(model, chat)
+    raw = "".join(model.pieces(ids))
+    texts = _continued(model, chat, request, ["all"] if request.steer_special_tokens else _ordinary(model, ids))
+    outputs = [
+        {"type": kind, "raw": raw + text, "chatTemplate": [*messages, {"role": "assistant", "content": text}]}
+        for kind, text in texts.items()
+    ]
+    return {"outputs": outputs, "input": {"raw": raw, "chatTemplate": messages}}
+
+
+def _continued(model: Model, prompt: PromptLike, request: Any, tokens: Sequence[str]) -> dict[schemas.SteerType, str]:
+    """Return the continuations of a prompt by their kind. tokens: where the neurons are edited, as of `Edit`."""
     edits = []
     for feature in request.features:
         check_model(model, feature.model)
         source = Source.parse(feature.source)
-        neuron = _neuron(model, source, feature.index)
-        edits.append(Edit(neuron, "add", source.sign * feature.strength * request.strength_multiplier))
+        neuron, strength = _neuron(model, source, feature.index), feature.strength * request.strength_multiplier
+        edits += [Edit(neuron, "add", source.sign * strength, where=where) for where in tokens]
     sampling = (request.n_completion_tokens, request.temperature, int(request.seed), request.freq_penalty)
-    _ids(model, request.prompt)
-    each = {"STEERED": edits, "DEFAULT": []}
-    texts = {kind: continued(model, request.prompt, each[kind], *sampling) for kind in dict.fromkeys(request.types)}
-    return {"outputs": [{"type": kind, "output": request.prompt + text} for kind, text in texts.items()]}
+    each: dict[schemas.SteerType, list[Edit]] = {"STEERED": edits, "DEFAULT": []}
+    return {kind: continued(model, prompt, each[kind], *sampling) for kind in dict.fromkeys(request.types)}
+
+
+def _ordinary(model: Model, ids: Sequence[int]) -> list[str]:
+    """Return where the tokens are that are not special: in a prompt, and after it."""
+    special = _special(model, ids)
+    positions = ",".join(str(position) for position in range(len(ids)) if not special[position])
+    return [f"position:{positions}", "generated"] if positions else ["generated"]
 
 
 def lens_prompt(model: Model, request: schemas.LensPromptRequest) -> Answer:
@@ -172,7 +230,7 @@ def capabilities(model: Model) -> Answer:
 
 
 Call = Callable[[Model, Any], Answer]
-TEXTS = ("text", "prompt", "counterfactual")
+TEXTS = ("text", "prompt", "prompts", "counterfactual")
 """The fields of requests that a tokenizer reads."""
 
 
@@ -182,7 +240,7 @@ def _noted(call: Call) -> Call:
     @wraps(call)
     def noted(model: Model, request: Any) -> Answer:
         answer = call(model, request)
-        texts = (getattr(request, name, None) for name in TEXTS)
+        texts = [text for name in TEXTS for text in several(getattr(request, name, ()))]
         notes = [note for text in texts if isinstance(text, str) and (note := special_note(model, text))]
         if notes:
             (answer.get("meta") or answer)["notes"] = notes
@@ -196,7 +254,15 @@ CALLS: dict[str, tuple[Call, type[schemas.ModelRequest]]] = {
     "/v1/activation/single": (_noted(activation_single), schemas.ActivationSingleRequest),
     "/v1/activation/all": (_noted(activation_all), schemas.ActivationAllRequest),
     "/v1/activation/topk-by-token": (_noted(activation_topk_by_token), schemas.ActivationTopkByTokenRequest),
+    "/v1/activation/single-batch": (_noted(activation_single_batch), schemas.ActivationSingleBatchRequest),
+    "/v1/activation/all-batch": (_noted(activation_all_batch), schemas.ActivationAllBatchRequest),
+    "/v1/activation/topk-by-token-batch": (
+        _noted(activation_topk_by_token_batch),
+        schemas.ActivationTopkByTokenBatchRequest,
+    ),
+    "/v1/activation/source": (_noted(activation_source), schemas.ActivationSourceRequest),
     "/v1/steer/completion": (_noted(steer_completion), schemas.SteerCompletionRequest),
+    "/v1/steer/completion-chat": (_noted(steer_completion_chat), schemas.SteerCompletionChatRequest),
     "/v1/lens/prompt": (_noted(lens_prompt), schemas.LensPromptRequest),
     "/v1/stages": (_noted(stages_call), schemas.StagesRequest),
 }
@@ -209,6 +275,22 @@ def _ids(model: Model, prompt: PromptLike) -> list[int]:
     if len(ids) > LIMITS.tokens:
         raise InputError(f"The prompt has {len(ids)} tokens; shorten it to {LIMITS.tokens}.")
     return ids
+
+
+def _ids_of_all(model: Model, prompts: Sequence[str], limit: int = LIMITS.batch_tokens) -> list[list[int]]:
+    """Return the token ids of prompts. Raises `InputError` for too many."""
+    each = [_ids(model, prompt) for prompt in prompts]
+    total = sum(map(len, each))
+    if total > limit:
+        raise InputError(f"The prompts have {total} tokens together; shorten them, or send fewer, to {limit}.")
+    return each
+
+
+def _each(model: Model, request: Any, call: Call, body: Callable[..., schemas.ModelRequest]) -> Answer:
+    """Return the answers of a call to each prompt of a batch."""
+    _ids_of_all(model, request.prompts)
+    fields = request.model_dump(exclude={"prompts"})
+    return {"results": [call(model, body(**fields, prompt=prompt)) for prompt in request.prompts]}
 
 
 def _begins_with_bos(model: Model, ids: Sequence[int]) -> bool:

@@ -18,6 +18,9 @@ class Limits:
     characters: int = 20_000
     tokens: int = 1024
     """Of a prompt; longer ones take seconds of the time of all who wait."""
+    prompts: int = 64
+    batch_tokens: int = 4096
+    """Of the prompts of a request together."""
     new_tokens: int = 256
     results: int = 100
     """Neurons of an answer, each with a value for each token; Neuronpedia's page asks for 50."""
@@ -32,6 +35,7 @@ class Limits:
 LIMITS = Limits()
 
 Prompt = Annotated[str, Field(min_length=1, max_length=LIMITS.characters)]
+PromptList = Annotated[list[Prompt], Field(min_length=1, max_length=LIMITS.prompts)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Word = Annotated[str | None, Field(max_length=200)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -56,16 +60,22 @@ class TokenizeRequest(ModelRequest):
     prepend_bos: bool | None = None
 
 
-class ActivationSingleRequest(ModelRequest):
-    prompt: Prompt
+class _OfNeuron(ModelRequest):
     source: Name | None = None
     index: Name | None = None
     vector: None = None
     hook: None = None
 
 
-class ActivationAllRequest(ModelRequest):
+class ActivationSingleRequest(_OfNeuron):
     prompt: Prompt
+
+
+class ActivationSingleBatchRequest(_OfNeuron):
+    prompts: PromptList
+
+
+class _MostActive(ModelRequest):
     source_set: Name
     selected_sources: Annotated[list[Name], Field(max_length=1000)]
     sort_by_token_indexes: Annotated[list[Index], Field(max_length=LIMITS.tokens)]
@@ -73,11 +83,31 @@ class ActivationAllRequest(ModelRequest):
     num_results: Annotated[int | None, Field(ge=1, le=LIMITS.results)] = 25
 
 
-class ActivationTopkByTokenRequest(ModelRequest):
+class ActivationAllRequest(_MostActive):
     prompt: Prompt
+
+
+class ActivationAllBatchRequest(_MostActive):
+    prompts: PromptList
+
+
+class _ByToken(ModelRequest):
     source: Name
     ignore_bos: bool
     top_k: Top = 5
+
+
+class ActivationTopkByTokenRequest(_ByToken):
+    prompt: Prompt
+
+
+class ActivationTopkByTokenBatchRequest(_ByToken):
+    prompts: PromptList
+
+
+class ActivationSourceRequest(ModelRequest):
+    prompts: PromptList
+    source: Name
 
 
 class SteerFeature(ModelRequest):
@@ -87,8 +117,7 @@ class SteerFeature(ModelRequest):
     steering_vector: None = None
 
 
-class SteerCompletionRequest(ModelRequest):
-    prompt: Prompt
+class _Steering(ModelRequest):
     steer_method: Literal["SIMPLE_ADDITIVE"]
     normalize_steering: Literal[False]
     types: Annotated[list[SteerType], Field(min_length=1, max_length=2)]
@@ -103,15 +132,28 @@ class SteerCompletionRequest(ModelRequest):
     stream: Literal[False] | None = False
 
 
-class LensMessage(Body):
+class SteerCompletionRequest(_Steering):
+    prompt: Prompt
+
+
+class Message(Body):
     role: Name
     content: Annotated[str, Field(max_length=LIMITS.characters)]
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=100)]
+
+
+class SteerCompletionChatRequest(_Steering):
+    prompt: Messages
+    steer_special_tokens: bool
+    is_assistant_axis: Literal[False] | None = False
 
 
 class LensPromptRequest(ModelRequest):
     type: Annotated[list[LensType], Field(min_length=1, max_length=2)]
     prompt: Prompt | None = None
-    chat: Annotated[list[LensMessage] | None, Field(min_length=1, max_length=100)] = None
+    chat: Messages | None = None
     top_n: Annotated[int, Field(ge=1, le=LIMITS.top)] = 10
     layers: Annotated[list[Index], Field(max_length=1000)] = []
     filter_non_word_tokens: bool = True

@@ -21,11 +21,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from icebear.actmax.neuronpedia import model_id
 from icebear.app.api.calls import CALLS, Answer, Call, capabilities, check_model
 from icebear.app.api.schemas import LIMITS, ModelRequest, Refusal
+from icebear.app.base_path import Base
 from icebear.app.localhost import is_local
 from icebear.app.mcp.session import Session, one_line, with_arguments
 from icebear.concepts.passes.run import Checked
 from icebear.errors import NumericalError, known_error
 
+NO_BASE = Base()
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Refusal, "description": "The request cannot be answered"},
     413: {"model": Refusal, "description": "The body is too large"},
@@ -44,8 +46,9 @@ CAPITAL = re.compile(r"(?<=[a-z])([A-Z])")
 class Guard:
     """Refuse requests for another host, and bodies over the limit while they are received."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, host: str = "") -> None:
+        """host: another host that is answered."""
+        self.app, self.host = app, host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = 0
@@ -58,7 +61,7 @@ class Guard:
                 raise HTTPException(413, f"The body is longer than {LIMITS.body:,} bytes; shorten it.")
             return message
 
-        if is_local(scope):
+        if is_local(scope, self.host):
             await self.app(scope, counted, send)
         else:
             await refusal(403, "This server answers http://localhost only.")(scope, receive, send)
@@ -146,7 +149,7 @@ def _written(answer: Answer, as_lines: bool) -> Response:
         raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
 
 
-def server(session: Session) -> FastAPI:
+def server(session: Session, base: Base = NO_BASE) -> FastAPI:
     """Return the application. It has no pages of documentation: those of FastAPI are read from the web."""
     app = FastAPI(
         title="icebear",
@@ -186,8 +189,12 @@ def server(session: Session) -> FastAPI:
         logging.getLogger("icebear.api").error("A request failed.", exc_info=error)
         return refusal(500, f"This request failed ({type(error).__name__}); please report it.")
 
-    app.add_middleware(Guard)
-    return app
+    app.add_middleware(Guard, host=base.host)
+    if not base.path:
+        return app
+    below = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    below.mount(base.path, app)
+    return below
 
 
 def _endpoint(queue: Queue, call: Call, kind: type[ModelRequest]) -> Callable[..., Any]:

@@ -97,6 +97,7 @@ class Choice(click.Choice):
 TYPES: dict[str, click.ParamType[Any]] = {
     "file": File(dir_okay=False),
     "folder": File(file_okay=False),
+    "path": File(),
     "output": File(check_writable, dir_okay=False),
     "claims": File(check_claims, dir_okay=False),
     "store": File(check_store, dir_okay=False),

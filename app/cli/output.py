@@ -17,6 +17,7 @@ from icebear.app.cli.progress import waiting
 from icebear.app.cli.streams import PICTURES, unfiltered
 from icebear.errors import NumericalError
 from icebear.paths import write_file
+from icebear.points import Naming, in_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,11 +62,17 @@ class _Trimmed:
         return getattr(sys.stdout, name)
 
 
-def show(as_json: bool, document: Any, *renderables: Any) -> None:
+def show(as_json: bool, document: Any, *renderables: Any, names: Naming = "icebear") -> None:
     """Print a result: as one JSON document, or as tables and lines below each other; texts are not wrapped.
+
+    names: the library in whose names neurons and heads are written.
 
     Raises `NumericalError` for NaN and infinity, which JSON does not have.
     """
+    if names != "icebear":
+        from icebear.app.cli.tables.naming import renamed
+
+        document, renderables = (renamed(part, in_names(names)) for part in (document, renderables))
     if as_json:
         try:
             text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False)

@@ -15,7 +15,7 @@ from mcp import Client
 from mcp.server import MCPServer
 
 from icebear.app.mcp.session import Session
-from icebear.converters import check_version
+from icebear.converters import check_version, checked
 from icebear.errors import InputError
 from icebear.paths import append, read_text
 
@@ -40,10 +40,15 @@ class Call:
     arguments: dict[str, Any]
     answer: dict[str, Any] | None
     """None for an error."""
+    planned: int | None = None
+    """The number, from 1, of this call in the plan."""
+    departs: bool = False
+    """Whether there was a plan, and this call is not in it."""
 
 
 def note(path: Path, session: Session, tool: str, arguments: dict[str, Any], **answer: Any) -> None:
-    """Append a call to a ledger. answer: its `answer`, or its `error`. Raises `InputError`."""
+    """Append a call to a ledger. answer: its `answer`, or its `error`, and `planned`, its number in the plan. Raises
+    `InputError`."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     about = {KEY: FORMAT, "date": date, "model": session.model_name, "store": session.store_path or ""}
     append(path, json.dumps({**about, "tool": tool, "arguments": arguments, **answer}).encode() + b"\n")
@@ -56,7 +61,9 @@ def read_ledger(path: str | Path) -> list[Call]:
         try:
             row = json.loads(line)
             check_version(row[KEY], FORMAT, str(path), InputError)
-            call = Call(row["model"], row["store"], row["tool"], row["arguments"], row.get("answer"))
+            planned = checked(row.get("planned"), row.get("planned") is None or type(row["planned"]) is int, int)
+            departs = "planned" in row and planned is None
+            call = Call(row["model"], row["store"], row["tool"], row["arguments"], row.get("answer"), planned, departs)
             texts, objects = (call.model, call.store, call.tool), (call.arguments, call.answer or {})
             if not all(isinstance(x, str) for x in texts) or not all(isinstance(x, dict) for x in objects):
                 raise TypeError
@@ -65,6 +72,19 @@ def read_ledger(path: str | Path) -> list[Call]:
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise InputError(f"Line {number} of {path} is no call of a ledger; remove the line.") from None
     return calls
+
+
+def plan_summary(calls: Sequence[Call]) -> dict[str, Any] | None:
+    """Return how a ledger's calls compare with its last approved plan; None without one."""
+    plans = [number for number, call in enumerate(calls) if call.tool == "plan" and call.arguments.get("approved")]
+    if not plans:
+        return None
+    after = calls[plans[-1] :]
+    planned = calls[plans[-1]].arguments.get("calls")
+    numbers = {call.planned for call in after if call.planned is not None}
+    departures = [{"tool": call.tool, "arguments": call.arguments} for call in after if call.departs]
+    count = len(planned) if isinstance(planned, list) else 0
+    return {"planned": count, "made": len(numbers), "not_made": count - len(numbers), "departures": departures}
 
 
 def repeated(server: MCPServer, calls: Sequence[Call]) -> list[dict[str, Any]]:

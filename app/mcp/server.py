@@ -19,9 +19,10 @@ from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, JSO
 from pydantic import ValidationError
 
 from icebear.app.mcp.ledger import note
+from icebear.app.mcp.plan import FREE, Plan, approved_plan
 from icebear.app.mcp.session import Session, one_line
-from icebear.app.mcp.tools import Tools
-from icebear.errors import UnknownName
+from icebear.app.mcp.tools import Tools, tool_names
+from icebear.errors import InputError, UnknownName
 from icebear.values import one_of
 
 ABOUT = """icebear finds the neurons that a language model uses for a prediction, shows what they mean, and steers them.
@@ -30,6 +31,8 @@ answer differs), then neuron for the meaning, and steer or flip to test causes. 
 Each causal answer has a control: the same done to others, at random. If beyond_chance is false, or others leave as
 little, the claim is not supported: say so; if it is null, there were too few others to decide. If you try many neurons,
 one passes by chance: say how many you tried. The side effects of edits are changes in unrelated texts."""
+PLANNED = """Before any other call, call plan with the question and all calls that you mean to make; the user approves
+it in a file. Calls that are not in the plan run too, and the ledger names them as departures: say why you made them."""
 READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
@@ -43,18 +46,37 @@ class Server(MCPServer):
     arguments; reports invalid ones in one line; ends when nobody reads its answers; keeps a ledger."""
 
     session: Session
+    noted: Plan | None = None
+    """The approved plan that the ledger has."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-        ledger = self.session.ledger
+        ledger, planned = self.session.ledger, {}
         try:
+            planned = self._planned(name, arguments)
             result = await self._call(name, arguments, context)
         except ToolError as error:
             if ledger:
-                note(ledger, self.session, name, arguments, error=str(error))
+                note(ledger, self.session, name, arguments, error=str(error), **planned)
             raise
         if ledger:
-            note(ledger, self.session, name, arguments, answer=result.structured_content)
+            note(ledger, self.session, name, arguments, answer=result.structured_content, **planned)
         return result
+
+    def _planned(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return what the ledger says of a call and the plan, and note a plan that was approved since the last call.
+
+        Raises `ToolError` for a call without an approved plan."""
+        session = self.session
+        if session.plan is None or name in FREE:
+            return {}
+        try:
+            plan = approved_plan(session.plan)
+        except InputError as error:
+            raise ToolError(str(error)) from None
+        if session.ledger and plan != self.noted:
+            note(session.ledger, session, "plan", plan.to_dict(), answer={"approved": True})
+            self.noted = plan
+        return {"planned": plan.number(name, arguments)}
 
     async def _call(self, name: str, arguments: dict[str, Any], context: Any) -> Any:
         tool = self._tool_manager.get_tool(name)
@@ -129,9 +151,10 @@ def _invalid(reason: str, identity: int | str | None = None) -> JSONRPCError:
 
 
 def server(session: Session) -> MCPServer:
-    result = Server("icebear", instructions=ABOUT, version=version("icebear"), log_level="WARNING")
+    about = ABOUT if session.plan is None else f"{ABOUT}\n{PLANNED}"
+    result = Server("icebear", instructions=about, version=version("icebear"), log_level="WARNING")
     result.session, tools = session, Tools(session)
-    for name in [name for name in vars(Tools) if not name.startswith("_")]:
-        annotations = WRITES if name == "save" else READS
+    for name in tool_names(session):
+        annotations = WRITES if name in ("plan", "save") else READS
         result.add_tool(getattr(tools, name), annotations=annotations, structured_output=True)
     return result

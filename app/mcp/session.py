@@ -43,7 +43,8 @@ class Session:
     the folder's store or, if it is prepared, the one that comes with icebear. folder: for files; None: none is read or
     written.
 
-    base_model_name: the model that this one was made from. ledger: the file to which each call is appended.
+    base_model_name: the model that this one was made from. ledger: the file to which each call is appended. plan: the
+    file of the plan that a person approves; None: calls need no plan.
     """
 
     model_name: str
@@ -52,6 +53,7 @@ class Session:
     folder: Path | None = None
     base_model_name: str | None = None
     ledger: Path | None = None
+    plan: Path | None = None
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     results: dict[str, Result] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))

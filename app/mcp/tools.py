@@ -20,6 +20,7 @@ from icebear.actmax.labels.meanings import label_title
 from icebear.actmax.searching import headings, search
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.actmax.writes import PAGE_SENTENCES
+from icebear.app.mcp.plan import Plan, proposed
 from icebear.app.mcp.session import Session, with_arguments
 from icebear.concepts.answers.counterfactuals import Suggestion, suggest_counterfactuals
 from icebear.concepts.answers.source_records import SHOWN_SOURCES
@@ -558,6 +559,22 @@ class Tools:
             return Concept.from_dict(store.concepts.get(name))
 
     @tool
+    def plan(
+        self,
+        question: Annotated[str, Field(min_length=1, max_length=2000, description="What the calls shall answer.")],
+        calls: Annotated[
+            list[dict[str, Any]],
+            Field(min_length=1, max_length=200, description="Each with tool, arguments, and why it is made."),
+        ],
+    ) -> Answer:
+        """Write down the calls that you mean to make, for the user to approve. Nothing else runs before that."""
+        path = self.session.plan
+        assert path is not None
+        approved = proposed(path, Plan.of(question, calls, tool_names(self.session)))
+        todo = f'ask the user to read {path.name}, and to change "approved" to true there'
+        return {"file": path.name, "approved": approved, "next": "make the calls" if approved else todo}
+
+    @tool
     def more(
         self,
         handle: Name,
@@ -587,6 +604,11 @@ class Tools:
             raise InputError(f"{handle} cannot be saved as .{suffix}; it can be saved as {ways}.")
         path = self.session.write(file, result.files[suffix]())
         return {"file": path.name, "bytes": path.stat().st_size}
+
+
+def tool_names(session: Session) -> list[str]:
+    """Return the tools of a server; `plan` only where calls need one."""
+    return [name for name in vars(Tools) if not name.startswith("_") and (name != "plan" or session.plan is not None)]
 
 
 def strongest(rows: list[Answer], k: int) -> list[Answer]:

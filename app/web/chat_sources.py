@@ -9,6 +9,7 @@ from typing import Any
 
 import streamlit as st
 
+from icebear.actmax.labels.meanings import label_title
 from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
@@ -16,6 +17,7 @@ from icebear.app.web.shared.explanations import answered, explained_words
 from icebear.concepts.answers.breakdown import SourceBreakdown, SourcePart, part_names, source_breakdown
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
+from icebear.explanation.node_meanings import STRONGEST, node_meanings
 from icebear.explanation.sentences import through_text
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Chat
@@ -33,6 +35,8 @@ NAMES = UNWRITTEN | {
     "system": "System message",
 }
 """Parts that are named on this page; others are quoted."""
+SHOWN_MEANINGS = 6
+"""Labels beside a word."""
 QUOTED = 42
 """The longest quote of a part, in characters."""
 
@@ -77,7 +81,29 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
         st.markdown(sentence(sources))
         st.html(bars(parts(sources)))
         st.caption(f"Red supports it, blue opposes it, in logits. {through_text(sources)} (overlaps with the bars).")
+        _meanings(text, turn, answer.token_range(span), contrast.strip() or None)
     return sources
+
+
+def _meanings(text: str, turn: int, span: tuple[int, int], contrast: str | None) -> None:
+    """Show the labels of the strongest neurons and heads behind the words, if there is an index with labels."""
+    if not served.has_labels():
+        return
+    relevance = explained_words(text, turn, span, contrast)
+    with served.store() as opened:
+        rows = node_meanings(relevance, opened)
+    if not rows:
+        st.caption(f"None of the {STRONGEST} strongest neurons and heads has a label that passed in this index.")
+        return
+    st.markdown("## What its strongest neurons and heads mean")
+    lines = (f"{row.share:.0%} {row.node.neuron}: {label_title(row.meaning)}" for row in rows[:SHOWN_MEANINGS])
+    st.markdown("\n".join(f"- {markdown.plain(line)}" for line in lines))
+    st.caption(
+        f"{len(rows)} of the {STRONGEST} strongest have a label that passed its test. Percent: relevance, as a share "
+        "of the explained logits; neurons of several layers pass the same relevance on, so that shares do not add up."
+    )
+    pairs = [(row.node.neuron, row.meaning.polarity) for row in rows[:SHOWN_MEANINGS]]
+    tables.neuron_pills("Open a card", pairs, "meanings")
 
 
 def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[Colored] | None:

@@ -28,7 +28,8 @@ from icebear.models.model import Model
 from icebear.models.objective import Objective, ObjectiveKind
 from icebear.models.text.images import ImageMap
 from icebear.models.text.prompts import Prompt, PromptRequest
-from icebear.records import HOOKS, Neuron, Ranked, TokenScore, as_neuron
+from icebear.points import HOOKS, TWO_INDICES
+from icebear.records import Neuron, Ranked, TokenScore, as_neuron
 from icebear.render import heatmap, page, render
 from icebear.result_files import SavedResult, saved_as
 from icebear.values import check_int, one_of, several, shown, typed
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 Names = Literal["icebear", "transformer_lens"]
-BY_HEAD = {"attn": HOOKS["head"], "q": "attn.hook_q", "k": "attn.hook_k", "v": "attn.hook_v"}
+BY_HEAD = {"attn": HOOKS["head"], **TWO_INDICES}
 
 
 def arrays(tokens: Tensor, neurons: NeuronScores, names: Names) -> dict[str, np.ndarray]:

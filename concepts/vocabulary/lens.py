@@ -71,7 +71,7 @@ class MeanLens:
 
     def rows(self, model: Model, neurons: Sequence[Neuron]) -> Tensor:
         """Return J @ w_out (N, D) of neurons."""
-        return torch.stack([self.jacobian(n.site, n.layer).to(model.device) @ _w_out(model, n) for n in neurons])
+        return torch.stack([self.jacobian(n.site, n.layer).to(model.device) @ w_out_row(model, n) for n in neurons])
 
     def is_better(self, layer: int) -> bool:
         """Return whether the lens predicts the effects of a layer's neurons better than the direct projection."""
@@ -120,7 +120,7 @@ def build_mean_lens(model: Model, on_progress: OnProgress = unwatched) -> MeanLe
     for layer in range(model.layers):
         on_progress(width + layer, total)
         if gives_answers(model, layer) and layer in model.layers_with("ffn"):
-            measured[:, layer] = _reliability(model, layer, tensors[f"ffn.{layer}"])
+            measured[:, layer] = reliability_of(model, layer, tensors[f"ffn.{layer}"])
     save_tensors(file, {**tensors, "reliability": measured[0], "direct": measured[1]}, made_by(model))
     rmtree(folder, ignore_errors=True)
     on_progress(total, total)
@@ -151,7 +151,7 @@ def mean_rows(model: Model, neurons: Sequence[Neuron]) -> Tensor:
             for neuron in stack_neurons:
                 gradient = gradients[site_layers.index((neuron.site, neuron.layer))]
                 at = contexts_of(model).index(gradient)
-                (products,) = torch.autograd.grad((gradient[at] * _w_out(model, neuron)).sum(), v, retain_graph=True)
+                (products,) = torch.autograd.grad((gradient[at] * w_out_row(model, neuron)).sum(), v, retain_graph=True)
                 rows[neuron] = products.float().mean(0)
     return torch.stack([rows[neuron] for neuron in neurons])
 
@@ -262,7 +262,7 @@ def _graph(model: Model, stack: int, site_layers: Sequence[SiteLayer]) -> tuple[
     return final, [outputs[site_layer] for site_layer in site_layers]
 
 
-def _reliability(model: Model, layer: int, jacobian: Tensor) -> Tensor:
+def reliability_of(model: Model, layer: int, jacobian: Tensor) -> Tensor:
     """Return the reliability (2, 3) of the lens and of the direct projection, see `Reliability`."""
     contexts, measured = contexts_of(model, others=True), []
     for (mean, direct), effects in predicted_and_measured(model, contexts, layer, jacobian):
@@ -281,7 +281,7 @@ def predicted_and_measured(
     indices = torch.randperm(model.width("ffn"), generator=generator)[:OTHERS].tolist()
     plain = _logits_with(model, contexts, layer, torch.zeros(len(jacobian)))
     for neuron in (Neuron(layer, "ffn", index) for index in indices):
-        w_out = _w_out(model, neuron)
+        w_out = w_out_row(model, neuron)
         rows = torch.stack((jacobian.to(model.device) @ w_out, direct_row(model, neuron)))
         yield _centered(unembed(model, rows)), _centered(_logits_with(model, contexts, layer, w_out) - plain)
 
@@ -313,7 +313,8 @@ def ratio(prediction: Tensor, effects: Tensor) -> float:
     return (best / effects.topk(BEST).values.mean(1)).mean().item()
 
 
-def _w_out(model: Model, neuron: Neuron) -> Tensor:
+def w_out_row(model: Model, neuron: Neuron) -> Tensor:
+    """Return the W_out row (D,) of a neuron. Raises `InputError` if it does not write to the residual stream."""
     rows = w_out_rows(model, neuron.site, neuron.layer, slice(neuron.index, neuron.index + 1))
     if rows is None:
         raise InputError(f"{neuron} does not write to the residual stream; choose neurons of site ffn or attn.")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.concepts.vocabulary.lens import mean_lens, mean_rows
+from icebear.concepts.vocabulary.lens import mean_lens, mean_rows, reliability_of, w_out_row
+from icebear.concepts.vocabulary.lens_files import LensFile
 from icebear.concepts.vocabulary.weight_rows import direct_row, direct_rows, gives_answers, typical, unembed, w_out_rows
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.records import LENSES, WRITERS, Neuron, Projection, Promotion
+from icebear.records import LENSES, WRITERS, Neuron, Projection, Promotion, Reliability
 from icebear.values import check_int, one_of, typed
 
 COVARIANCE_ROWS = 4096
@@ -22,7 +24,9 @@ COVARIANCE_ROWS = 4096
 
 
 @typed
-def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["direct", "mean"] = "direct") -> Projection:
+def project(
+    model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["direct", "mean"] | Path = "direct"
+) -> Projection:
     """Project the W_out row of a neuron onto the vocabulary.
 
     Parameters
@@ -36,7 +40,10 @@ def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["dire
     lens
         ``direct`` is the logit lens: the direct path, with the norms' divisors at a typical token
         (`icebear.concepts.vocabulary.calibration`). ``mean`` is the averaged Jacobian lens, through the layers above:
-        from the file that `icebear index --lens` builds, or computed for this neuron.
+        from the file that `icebear index --lens` builds, or computed for this neuron. A path is that of a lens which
+        other software saved: the .pt file of a Jacobian lens (TransformerLens 4.3), or the folder of a tuned lens. It
+        is for neurons of site ``ffn``, has z scores only (these lenses do not predict the size of an effect), and its
+        agreement with measured effects is measured.
 
     Returns
     -------
@@ -48,7 +55,8 @@ def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["dire
     Raises
     ------
     InputError
-        For a neuron that the model lacks or that does not write to the residual stream.
+        For a neuron that the model lacks or that does not write to the residual stream; for a file that is no lens of
+        this model.
 
     References
     ----------
@@ -59,7 +67,22 @@ def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["dire
     neuron = model.check(neuron)
     if neuron.site not in WRITERS:
         raise InputError(f"{neuron} does not write to the residual stream; choose a neuron of site ffn or attn.")
+    if isinstance(lens, Path):
+        return through_file(model, neuron, check_int(k, "The number of tokens"), LensFile.read(lens, model))
     return projections(model, [neuron], k, lens)[neuron]
+
+
+@torch.no_grad()
+def through_file(model: Model, neuron: Neuron, k: int, lens: LensFile) -> Projection:
+    """Project a neuron through a lens from a file, and measure how well both it and the direct path predict effects in
+    the neuron's layer."""
+    jacobian = lens.jacobian(model, neuron.site, neuron.layer)
+    row = jacobian @ w_out_row(model, neuron)
+    (projection,) = _projected(model, [neuron], row[None], k, str(lens))
+    if not gives_answers(model, neuron.layer):
+        return projection
+    of_lens, direct = (Reliability(*x) for x in reliability_of(model, neuron.layer, jacobian).tolist())
+    return replace(projection, reliability=of_lens, direct_correlation=direct.correlation)
 
 
 def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
@@ -129,7 +152,7 @@ def _projected(model: Model, neurons: Sequence[Neuron], rows: Tensor, k: int, le
     result = []
     for row, neuron in enumerate(neurons):
         spread = typical(model, neuron.layer) if lens == "direct" else None
-        claims = spread is not None if lens == "direct" else gives_answers(model, neuron.layer)
+        claims = spread is not None if lens == "direct" else lens == "mean" and gives_answers(model, neuron.layer)
         up, down = (promotions(row, sign, claims) for sign in (+1, -1))
         reliability = built.reliability[neuron.layer] if built else None
         result.append(Projection(neuron, up, down, spread, None, lens, reliability))

@@ -25,11 +25,11 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     folder = cache_folder() / "gguf" / f"{sha256(path)[:32]}-{str(dtype).removeprefix('torch.')}"
     if cached(folder):
         return folder
-    room = sum(int(tensor.n_elements) for tensor in _read_gguf(path).tensors) * dtype.itemsize
+    room = sum(int(tensor.n_elements) for tensor in read_gguf(path).tensors) * dtype.itemsize
     return ensure(folder, lambda new_folder: from_gguf([path], new_folder, None, dtype), what=path.name, room=room)
 
 
-def _read_gguf(path: Path) -> Any:
+def read_gguf(path: Path) -> Any:
     from gguf import GGUFReader
 
     class Bounded(GGUFReader):

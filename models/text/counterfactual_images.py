@@ -98,4 +98,4 @@ def _mask(model: Reader, image: Any, path: str) -> Tensor:
         )
     light = mask.convert("L").point(lambda value: 255 * (value > 127)).convert("RGB")
     processed = model.processor(images=light, return_tensors="pt", do_normalize=False)["pixel_values"][0]
-    return processed[0] > processed[0].amax() / 2 if light.getextrema()[0][1] else torch.zeros_like(processed[0]).bool()
+    return processed[0] > processed[0].amax() / 2 if processed[0].any() else torch.zeros_like(processed[0]).bool()

@@ -122,7 +122,8 @@ def _edits_tables(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> list
 def outcome_lines(outcome: Outcome) -> list[Text]:
     """What the edits do beside what random edits do, and a warning where that is no evidence."""
     warning = [Text(f"Warning: {outcome.warning}", "yellow")] if outcome.warning else []
-    return [Text(outcome.control_text), Text(outcome.side_effects_text), *warning]
+    lines = filter(None, [outcome.control_text, outcome.side_effects_text, outcome.dose_text])
+    return [*map(Text, lines), *warning]
 
 
 def concept_report(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from icebear.app.base_path import Base
 from icebear.app.cli.options import ModelOptions, check_port, named, option, record, verb
 from icebear.app.cli.output import log_to_stderr
 from icebear.errors import need
@@ -38,6 +39,7 @@ SETTINGS = (
 class Options:
     store: str = option(type="file")
     port: int = option(default=8501)
+    base_path: str | None
     model: ModelOptions
 
 
@@ -45,24 +47,28 @@ class Options:
 def app(options: Options) -> None:
     """Open the app in the browser: explain, search and steer. Only this machine can reach the app.
 
+    With --base-path, a proxy of this machine (JupyterHub, VS Code) can serve it below a path.
+
     Example:
       icebear app --store wiki.db
+      icebear app --base-path https://hub.example.org/user/me/proxy/absolute/8501
     """
     need("app")
+    base = Base.parse(options.base_path) if options.base_path else Base()
     check_model_path(options.model.model)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else a pass is 5 times slower while another process computes
     os.environ["ICEBEAR_APP"] = json.dumps(
         {"store": options.store if named("store") else None, **asdict(options.model)}
     )
-    _serve(options.port)
+    _serve(options.port, base)
 
 
-def _serve(port: int) -> None:
+def _serve(port: int, base: Base) -> None:
     """Serve until interrupted. Open a browser if stdout is a terminal."""
     import webbrowser
 
     check_port(port)
-    url = f"http://localhost:{port}"
+    url = f"http://localhost:{port}{base.path}"
     click.echo(f"icebear app: {url}  (press Ctrl-C to stop)", err=True)
     if sys.stdout.isatty():
         threading.Timer(3, webbrowser.open, (url,)).start()
@@ -77,8 +83,9 @@ def _serve(port: int) -> None:
     for number in SIGNALS:  # the server ends in order, and then sends itself the signal again
         signal.signal(number, lambda *_: None)
     # In this process: a server in a process of its own would survive the end of this one.
+    of_base = f"--server.baseUrlPath={base.path}", f"--browser.serverAddress={base.host or 'localhost'}"
     try:
-        streamlit(["run", script, f"--server.port={port}", *SETTINGS], prog_name="streamlit")
+        streamlit(["run", script, f"--server.port={port}", *of_base, *SETTINGS], prog_name="streamlit")
     except SystemExit as end:
         logging.shutdown()
         os._exit(end.code if isinstance(end.code, int) else 0)  # threads inside torch would abort an orderly end

@@ -65,7 +65,7 @@ def _check_ledger(options: Options) -> None:
     need("mcp")
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # a ledger may name any model
     from icebear.app.cli.tables.evaluations import listing_table
-    from icebear.app.mcp.ledger import MEASURED, read_ledger, repeated
+    from icebear.app.mcp.ledger import MEASURED, plan_summary, read_ledger, repeated
     from icebear.app.mcp.server import server
     from icebear.app.mcp.session import Session
 
@@ -81,6 +81,13 @@ def _check_ledger(options: Options) -> None:
     title = f"{len(passed)} of {len(rows)} calls passed ({len(calls) - len(rows)} have no numbers to measure)"
     failed = len(passed) < len(rows)
     table = listing_table([{**row, "arguments": str(row["arguments"])} for row in rows], title)
-    show(options.json, {"file": options.file, "passed": not failed, "calls": rows}, table)
+    plan = plan_summary(calls)
+    line = (
+        f"The approved plan has {plan['planned']} calls; {plan['made']} were made, {plan['not_made']} were not, and "
+        f"{len(plan['departures'])} others were."
+        if plan
+        else "The calls had no approved plan."
+    )
+    show(options.json, {"file": options.file, "passed": not failed, "calls": rows, "plan": plan}, table, line)
     if failed:
         raise SystemExit(1)

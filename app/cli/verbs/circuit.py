@@ -13,6 +13,7 @@ from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
 from icebear.errors import need
 from icebear.models.text.chat import other_prompt
+from icebear.points import Naming
 
 
 @record
@@ -33,6 +34,7 @@ class Options:
     png: str | None
     store: str
     json: bool
+    names: Naming
     at: int | None
     max_new_tokens: int = option(advanced=True)
     claim: str | None
@@ -80,7 +82,7 @@ def circuit(options: Options) -> None:
     if measured:
         document |= {"ablation": vars(measured[0]), "faithfulness": vars(measured[1])}
     report = circuit_report(graph, measured, is_drawn=bool(options.png))
-    show(options.json, document, report, *([labels_table(labels)] if labels else []))
+    show(options.json, document, report, *([labels_table(labels)] if labels else []), names=options.names)
     if options.claim:
         from icebear.claims.kinds.predictions import of_graph
 

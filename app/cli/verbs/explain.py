@@ -15,6 +15,7 @@ from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.models.text.chat import Chat
+from icebear.points import Naming
 
 if TYPE_CHECKING:
     from icebear.concepts.answers.cases import Case
@@ -50,6 +51,7 @@ class Options:
     store: str
     html: str | None
     json: bool
+    names: Naming
     file: str | None = option(
         "Read many prompts from this file instead of PROMPT, and show which heads and neurons they share; each line is "
         "a JSON object with a prompt, a counterfactual and, optionally, target and contrast.",
@@ -123,7 +125,7 @@ def explain(options: Options) -> None:
         document["chosen_counterfactual"] = {**chosen.to_dict(), "text": chosen.text}
     if units:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
-    show(options.json, document, *tables)
+    show(options.json, document, *tables, names=options.names)
     if options.claim:
         from icebear.claims.kinds.predictions import of_explanation
 
@@ -147,7 +149,7 @@ def _choose(options: Options, model: icebear.Model, arguments: dict[str, Any], e
         if answer in numbers:
             row = exchanged.shown[int(answer) - 1]
             compared = _explained(options, model, {**arguments, **exchanged.arguments(row)})
-            show(False, None, explanation_screen(compared))
+            show(False, None, explanation_screen(compared), names=options.names)
 
 
 def _only_named(options: Options, supported: str) -> bool:
@@ -161,7 +163,7 @@ def _is_alone(options: Options, model: icebear.Model) -> bool:
     from icebear.concepts.stages.stages import stage_sites
 
     chat = "chat system messages template_option"
-    supported = f"prompt {chat} top store html json claim paraphrase max_new_tokens next_token no_counterfactual"
+    supported = f"prompt {chat} top store html json names claim paraphrase max_new_tokens next_token no_counterfactual"
     return _only_named(options, supported) and bool(stage_sites(model))
 
 
@@ -247,7 +249,7 @@ def _explain_sources(options: Options, model: icebear.Model, arguments: dict[str
     if options.json or options.details:
         parts, reports = _breakdown(options, model, arguments)
         document, tables = {**parts, **document}, [*tables, *reports]
-    show(options.json, document, *tables)
+    show(options.json, document, *tables, names=options.names)
     if options.claim:
         from icebear.claims.kinds.answers import SourceClaim
 
@@ -273,7 +275,7 @@ def _breakdown(options: Options, model: icebear.Model, arguments: dict[str, Any]
 
 def _explain_task(file: str, options: Options) -> None:
     """Explain what the pairs of prompts of a file share."""
-    if not _only_named(options, "file target contrast counterfactual html json claim"):
+    if not _only_named(options, "file target contrast counterfactual html json names claim"):
         raise click.UsageError(
             "--file can be combined only with --target, --contrast, one --counterfactual, --html, --json and --claim; "
             "leave out PROMPT and the other options."
@@ -288,7 +290,7 @@ def _explain_task(file: str, options: Options) -> None:
     with bar("pairs") as move:
         task = icebear.explain_task(model, cases, on_progress=move)
     write_page(options.html, task.to_html)
-    show(options.json, task.to_dict(), screen(task_lines(task)))
+    show(options.json, task.to_dict(), screen(task_lines(task)), names=options.names)
     if options.claim:
         from icebear.claims.kinds.predictions import TaskClaim
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -62,6 +63,9 @@ description: Find the neurons and attention heads behind a language model's pred
   with random controls, and steer the model with them. Use it for questions about why a model says something, what a
   neuron does, or how to change an answer.
 license: Apache-2.0
+compatibility: Needs Python 3.11 or later and the package icebear (pip install icebear).
+metadata:
+  version: "VERSION"
 ---
 
 """
@@ -95,7 +99,7 @@ def skill(options: Skill) -> None:
     Example:
       icebear export skill --out .claude/skills/icebear
     """
-    text = HEAD + read_text(Path(icebear.__file__).parent / "AGENTS.md")
+    text = HEAD.replace("VERSION", version("icebear")) + read_text(Path(icebear.__file__).parent / "AGENTS.md")
     folder = Path(options.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)

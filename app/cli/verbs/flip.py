@@ -10,6 +10,7 @@ from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
 from icebear.models.text.chat import other_prompt
+from icebear.points import Naming
 
 
 @record
@@ -28,6 +29,7 @@ class Options:
     save: str | None
     store: str
     json: bool
+    names: Naming
     top_k: int | None = option(
         "With --suppress: the answer must not be among the K most probable tokens. This option is K.",
         type="count",
@@ -100,7 +102,9 @@ def flip(options: Options) -> None:
     document = recipe.to_dict()
     if labels:
         document["meanings"] = [label.to_dict() for label in labels]
-    show(options.json, document, recipe_report(recipe), *([labels_table(labels)] if labels else []))
+    show(
+        options.json, document, recipe_report(recipe), *([labels_table(labels)] if labels else []), names=options.names
+    )
     if options.save:  # last, so that a path that cannot be written loses nothing
         recipe.save(options.save, overwrite=True)
         click.echo(f"Wrote {options.save}", err=True)

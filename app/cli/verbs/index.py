@@ -14,7 +14,7 @@ from icebear.app.cli.options import Choice, ModelOptions, argument, named, optio
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import annotating, bar, indexing, merging
 from icebear.app.cli.stores import named_or_folder_store, neurons_named, store_or_shipped
-from icebear.errors import InputError, need
+from icebear.errors import InputError, StoreError, need
 from icebear.paths import local
 from icebear.records import LENSES
 
@@ -47,6 +47,12 @@ class Options:
         "Scan nothing; build the averaged Jacobian lens of the model. This needs no corpus. Do it once for each model."
     )
     status: bool = option("Scan nothing; show what the index has, and how far its scan is.")
+    from_neuronpedia: str | None = option(
+        "Read dashboards of Neuronpedia's upload from this folder. Their texts are the corpus of a new --store, and "
+        "their labels are scored; a --store of other texts gets the labels only.",
+        type="folder",
+        advanced=True,
+    )
     store: str = option(type="file")
     parts: str | None = option("Folder of the parts of a scan over several machines.", type="folder", advanced=True)
     part: str | None = option(
@@ -87,8 +93,10 @@ def index(options: Options) -> None:
       icebear index --lens
       icebear index --part 1/8 --parts parts
       icebear index --merge --parts parts --store wiki.db
+      icebear index --from-neuronpedia dashboards --store theirs.db
     """
     modes = {"--status": options.status, "--annotate": options.annotate, "--lens": options.lens}
+    modes["--from-neuronpedia"] = options.from_neuronpedia is not None
     chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
     if len(chosen) > 1 or (chosen and options.corpus is not None):
         raise click.UsageError(f"{' and '.join([*chosen, '--corpus'][:2])} exclude each other; give one of them.")
@@ -101,6 +109,8 @@ def index(options: Options) -> None:
     if options.lens:
         return _lens(options)
     need("index")
+    if options.from_neuronpedia:
+        return _from_neuronpedia(options)
     from icebear.actmax.shipped.index_choice import replacement
 
     part = _part(options)
@@ -119,6 +129,39 @@ def index(options: Options) -> None:
     lines = [f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}"]
     lines += filter(None, [replacement(local(options.store), document["model"]["name"])])
     show(options.json, document, *lines)
+
+
+def _from_neuronpedia(options: Options) -> None:
+    """Index the texts of dashboards, unless the store is of other texts, and score their labels."""
+    from icebear.actmax.neuronpedia_import import Dashboards, is_of, score_labels
+    from icebear.app.cli.tables.cards import labels_table
+
+    model = options.model.load()
+    dashboards, how = Dashboards.of(model, str(options.from_neuronpedia)), {"k": options.k, "sites": options.site}
+    lines: list[str] = []
+    document: dict[str, Any] = {"folder": options.from_neuronpedia, "store": options.store}
+    with icebear.open_store(options.store, create=True) as store:
+        is_theirs = not store.facts.all() or is_of(store, dashboards)
+    if is_theirs:
+        encoder = _encoder(options.encoder) if options.encoder != "none" else None
+        counts = indexing(model, dashboards.corpus(), options.store, encoder, max_tokens=options.max_tokens, **how)
+        document["counts"] = counts
+        lines.append(f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}")
+    with icebear.open_store(options.store) as store:
+        if is_theirs:
+            agreement = dashboards.agreement(store)
+            document["activations"] = agreement._asdict()
+            lines.append(str(agreement))
+        try:
+            with bar("sentences") as move:
+                meanings = score_labels(model, store, dashboards, move)
+        except StoreError as error:
+            meanings = []
+            lines.append(f"The labels are not scored, and not shown: {error}")
+        document |= {**store.made_with(), "meanings": [meaning.to_dict() for meaning in meanings]}
+    passed = sum(meaning.significant for meaning in meanings)
+    table = [labels_table(meanings, f"{passed} of {len(meanings)} labels of the dashboards pass")] if meanings else []
+    show(options.json, document, *lines, *table)
 
 
 def _documents(options: Options) -> icebear.Corpus:

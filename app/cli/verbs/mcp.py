@@ -18,6 +18,11 @@ class Options:
         "Folder in which the agent may read and write files.", type="folder", show_default="none"
     )
     ledger: str | None = option("Append each call and its answer to this file, as a line of JSON.", type="output")
+    plan: str | None = option(
+        "With --ledger: the agent first writes the calls that it means to make to this file, and none runs before a "
+        "person has approved it there.",
+        type="output",
+    )
     store: str
     model: ModelOptions
 
@@ -32,14 +37,18 @@ def mcp(options: Options) -> None:
 
     Example:
       icebear mcp --model smollm2-135m --folder results
+      icebear mcp --ledger ledger.jsonl --plan plan.json
     """
     need("mcp")
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # before they are imported
     if options.folder and not Path(options.folder).is_dir():
         raise click.UsageError(f"There is no folder {options.folder}; create it.")
+    if options.plan and not options.ledger:
+        raise click.UsageError("--plan needs --ledger, which has the plan and each departure from it; add it.")
     from icebear.app.mcp.server import server
     from icebear.app.mcp.session import Session
 
-    folder, ledger = (Path(path) if path else None for path in (options.folder, options.ledger))
+    files = (options.folder, options.ledger, options.plan)
+    folder, ledger, plan = (Path(path) if path else None for path in files)
     loading, store = options.model, options.store if named("store") else None
-    server(Session(loading.model, loading.arguments, store, folder, options.base_model, ledger)).run("stdio")
+    server(Session(loading.model, loading.arguments, store, folder, options.base_model, ledger, plan)).run("stdio")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import icebear
@@ -12,6 +13,7 @@ from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import annotating, bar, waiting
 from icebear.app.cli.stores import named_or_folder_store, store_alone, store_beside, store_or_shipped
 from icebear.errors import StoreError
+from icebear.points import Naming
 from icebear.records import Neuron
 
 STORE_ALONE = (
@@ -28,6 +30,12 @@ class Options:
         "Instead of NEURON: list the labels that are significant at a false discovery rate of 5 %, best first."
     )
     base_model: str | None
+    lens_file: str | None = option(
+        "Project through a lens that other software saved: the .pt file of a Jacobian lens, or the folder of a tuned "
+        "lens. Its agreement with measured effects is shown.",
+        type="path",
+        advanced=True,
+    )
     top: int
     effects: bool = option(
         "Load the model. Add the neuron's measured effects, and the words that it promotes through the layers above."
@@ -41,6 +49,7 @@ class Options:
     html: str | None
     store: str
     json: bool
+    names: Naming
     model: ModelOptions
 
 
@@ -60,11 +69,14 @@ def neuron(options: Options) -> None:
       icebear neuron L29.ffn.860 --top 5
       icebear neuron L29.ffn.860 --store wiki.db
       icebear neuron L23.head.4 --top 4
+      icebear neuron L25.ffn.504 --lens-file jacobian_lens.pt
     """
     exactly_one({"a NEURON": options.neuron, "--significant": options.significant or None})
     if options.neuron is None:
         return _significant(options)
     wanted = Neuron.parse(options.neuron)
+    if options.lens_file:
+        return _through_lens_file(wanted, options.lens_file, options)
     if options.base_model is None:
         loading = options.model
         path = store_or_shipped(options.store, loading.load, loading.model, required=False, site=wanted.site)
@@ -109,7 +121,19 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
         card = replace(card, beside=(*card.beside, more.beside))
     write_page(options.html, card.to_html)
     report = card_report(card, ("--store", options.store) if named("store") else ())
-    show(options.json, card.to_dict(), report, *([] if measures else [STORE_ALONE]))
+    show(options.json, card.to_dict(), report, *([] if measures else [STORE_ALONE]), names=options.names)
+
+
+def _through_lens_file(wanted: Neuron, path: str, options: Options) -> None:
+    from icebear.app.cli.tables.cards import projections_report
+
+    model = options.model.load()
+    with waiting("Measuring effects"):
+        words = icebear.project(model, wanted, options.top, Path(path))
+    direct = words.direct_correlation
+    beside = [] if direct is None else [f"The direct path (logit lens) has a correlation of {direct:.2f}."]
+    document = {"neuron": str(wanted), "vocabulary": words.to_dict(), **model.made_with}
+    show(options.json, document, *projections_report([words]), *beside, names=options.names)
 
 
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
@@ -127,7 +151,7 @@ def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
         document["base_model"] = {**base_words.to_dict(), "cosines": cosines}
         line = "Cosines between the models: " + ", ".join(f"{what} {cosine:.4f}" for what, cosine in cosines.items())
         tables += [f"In {base.name}:", projection_table(base_words), line]
-    show(options.json, {**document, **model.made_with}, *tables)
+    show(options.json, {**document, **model.made_with}, *tables, names=options.names)
 
 
 def _significant(options: Options) -> None:
@@ -145,4 +169,4 @@ def _significant(options: Options) -> None:
         f"{len(labels):,} of {len(tried):,} pairs of neuron and sign have a significant label; false discovery rate 5 %"
     )
     document = {**made_with, "tried": len(tried), "significant": [meaning.to_dict() for meaning in rows]}
-    show(options.json, document, labels_table(rows, title))
+    show(options.json, document, labels_table(rows, title), names=options.names)

@@ -12,6 +12,7 @@ from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.errors import InputError
+from icebear.points import Naming
 
 SIZES = (100, 1000)
 HEAD_SIZES = (1, 2, 5, 10)
@@ -28,6 +29,7 @@ class Options:
     store: str
     html: str | None
     json: bool
+    names: Naming
     polarity: Literal["+", "-"] | None = option(
         "List only neurons of this polarity: the sign of the activation, or with --counterfactual the sign of the "
         "activation minus the counterfactual activation.",
@@ -92,7 +94,7 @@ def rank(options: Options) -> None:
     with store_if_any(options.store, model) as store, waiting("Measuring effects"):
         explanation = with_changes(icebear.Explanation.of(model, relevance, ranking, store=store, sizes=sizes))
     write_page(options.html, explanation.to_html)
-    show(options.json, explanation.to_dict(), explanation_report(explanation, words=options.words))
+    show(options.json, explanation.to_dict(), explanation_report(explanation, words=options.words), names=options.names)
     if options.claim:
         from icebear.claims.kinds.predictions import of_ranking
 

@@ -1,6 +1,8 @@
-"""`icebear recipe`: show saved recipes, combine them, export them to llama.cpp."""
+"""`icebear recipe`: show saved recipes, combine them, export them as control vectors, and read these."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
@@ -11,7 +13,7 @@ from icebear.app.cli.output import show
 
 @click.group(cls=Verbs)
 def recipe() -> None:
-    """Show and combine recipes (saved edits), or export one to llama.cpp.
+    """Show and combine recipes (saved edits), export one as a control vector, or read a control vector.
 
     \b
     Example:
@@ -64,14 +66,14 @@ def combine(options: Combine) -> None:
 @record
 class Export:
     file: str = argument(type="file")
-    gguf: str = argument(type="output")
+    vector: str = argument(type="output")
     json: bool
     model: ModelOptions
 
 
 @verb(Export, recipe)
 def export(options: Export) -> None:
-    """Write a recipe's vector to a .gguf file, which llama.cpp adds with --control-vector.
+    """Write a recipe's vector to a .gguf file, which llama.cpp and repeng read, or to a .pt file, which hotwire reads.
 
     The recipe is one of icebear concept steer NAME PROMPT --detector means --save FILE.
 
@@ -81,6 +83,35 @@ def export(options: Export) -> None:
     from icebear.steering.control_vector import save_control_vector
 
     saved, model = icebear.Recipe.load(options.file), options.model.load()
-    layers = save_control_vector(model, saved, options.gguf)
-    click.echo(f"Wrote {options.gguf}: llama.cpp -m MODEL.gguf --control-vector {options.gguf}", err=True)
-    show(options.json, {**model.made_with, "recipe": saved.name, "file": options.gguf, "layers": layers})
+    layers = save_control_vector(model, saved, options.vector)
+    file = Path(options.vector)
+    use = f"llama.cpp -m MODEL.gguf --control-vector {file}"
+    if file.suffix.lower() == ".pt":
+        use = " ".join(f'{{"id": "{file.stem}", "layer": {layer}, "scale": 1}}' for layer in layers)
+    click.echo(f"Wrote {file}: {use}", err=True)
+    show(options.json, {**model.made_with, "recipe": saved.name, "file": options.vector, "layers": layers})
+
+
+@record
+class Import:
+    vector: str = argument(type="file")
+    file: str = argument(type="output")
+    layer: int | None = option("The layer whose vector is used.", show_default="all layers")
+    json: bool
+    model: ModelOptions
+
+
+@verb(Import, recipe)
+def import_(options: Import) -> None:
+    """Read a control vector (a .gguf file of llama.cpp or repeng, or a .pt file of hotwire) and save it as a recipe.
+
+    Example:
+      icebear recipe import music.gguf music.json
+    """
+    from icebear.app.cli.tables.steering import recipe_report
+    from icebear.steering.control_vector import read_control_vector
+
+    recipe = read_control_vector(options.model.load(), options.vector, options.layer)
+    recipe.save(options.file)
+    click.echo(f"Wrote {options.file}", err=True)
+    show(options.json, recipe.to_dict(), recipe_report(recipe))

@@ -9,6 +9,7 @@ import icebear
 from icebear.app.cli.options import argument, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_beside, store_or_shipped
+from icebear.points import Naming
 from icebear.records import Hit
 
 
@@ -18,6 +19,7 @@ class Options:
     top: int
     store: str
     json: bool
+    names: Naming
 
 
 @verb(Options)
@@ -34,7 +36,12 @@ def search(options: Options) -> None:
         with store_beside(options.store, store.facts.get("model")) as other:
             beside = [_Result.of(other, options)] if other else []
     document = {**made_with, **result.to_dict(), **({"beside": [row.to_dict() for row in beside]} if beside else {})}
-    show(options.json, document, *(line for row in (result, *beside) for line in hits_report(**vars(row))))
+    show(
+        options.json,
+        document,
+        *(line for row in (result, *beside) for line in hits_report(**vars(row))),
+        names=options.names,
+    )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from icebear.app.base_path import Base
 from icebear.app.cli.options import ModelOptions, check_port, option, record, verb
 from icebear.errors import InputError, need
 from icebear.paths import check_model_path
@@ -15,6 +16,7 @@ from icebear.paths import check_model_path
 @record
 class Options:
     port: int = option(default=8502)
+    base_path: str | None
     model: ModelOptions
 
 
@@ -26,6 +28,7 @@ def serve(options: Options) -> None:
       icebear serve --model smollm2-135m
     """
     need("serve")
+    base = Base.parse(options.base_path) if options.base_path else Base()
     check_model_path(options.model.model)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the app
     import uvicorn
@@ -41,5 +44,5 @@ def serve(options: Options) -> None:
     if Path(model.name).exists():  # answers and errors have the name, and clients need no path of this machine
         model.name = model_id(model.name)
     session.model = model
-    click.echo(f"icebear serve: http://localhost:{options.port}/v1  (press Ctrl-C to stop)", err=True)
-    uvicorn.run(server(session), host="localhost", port=options.port, log_level="warning", server_header=False)
+    click.echo(f"icebear serve: http://localhost:{options.port}{base.path}/v1  (press Ctrl-C to stop)", err=True)
+    uvicorn.run(server(session, base), host="localhost", port=options.port, log_level="warning", server_header=False)

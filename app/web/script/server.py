@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
+from streamlit import config
 from streamlit.starlette import App
 
 from icebear.app.localhost import is_local
@@ -30,10 +31,12 @@ class LocalhostOnly:
                 MutableHeaders(scope=message).update(NO_FRAMES)
             await send(message)
 
-        below = BELOW_A_VIEW.fullmatch(scope.get("path", ""))
-        if is_local(scope):
+        base = config.get_option("server.baseUrlPath").strip("/")
+        base = f"/{base}" * bool(base)
+        below = BELOW_A_VIEW.fullmatch(scope.get("path", "").removeprefix(base))
+        if is_local(scope, config.get_option("browser.serverAddress")):
             if below and "text/html" in Headers(scope=scope).get("accept", ""):
-                await RedirectResponse(f"/{below[1]}")(scope, receive, unframed)
+                await RedirectResponse(f"{base}/{below[1]}")(scope, receive, unframed)
                 return
             await self.app(scope, receive, unframed)
         elif scope["type"] == "websocket":

@@ -301,7 +301,7 @@ def _steer(concept: Concept) -> None:
         assert outcome
         if outcome.warning:
             st.warning(markdown.plain(outcome.warning))
-        st.caption(markdown.plain(f"{outcome.control_text} {outcome.side_effects_text}"))
+        st.caption(markdown.plain(f"{outcome.control_text} {outcome.side_effects_text} {outcome.dose_text}".strip()))
         flips.both_texts(comparison.prompt, comparison.plain.text, comparison.steered.text)
     markdown.into_view("steered", settings[1:])
     with st.container(horizontal=True):

@@ -1,0 +1,165 @@
+"""Dashboards come back as an index: their examples are measured again, their labels scored as any label."""
+# ruff: noqa: F811 - fixtures of another file are arguments
+
+import json
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+from click.testing import CliRunner
+from test_descriptions import index, made  # noqa: F401
+from test_labels import TOPIC, WORD
+from test_packed_parts import ENCODER
+
+from icebear import Neuron, build_index, embed_examples, open_store
+from icebear.actmax.neuronpedia import export_dashboards
+from icebear.actmax.neuronpedia_import import Dashboards, score_labels
+from icebear.app.cli.main import main
+from icebear.app.cli.options import ModelOptions
+from icebear.errors import InputError
+
+SCHEMA = json.loads((Path(__file__).parent / "data/neuronpedia-upload.schema.json").read_text())
+RIGHT, WRONG = "songak songel songir songon", "the old great"
+OTHERS = [Neuron(0, "ffn", number) for number in range(8, 30)]
+
+
+@pytest.fixture
+def exported(index, tmp_path):
+    """The planted model, the path of its index with labels, and the folder of its dashboards."""
+    model, path = index
+    with open_store(path) as store:
+        store.labels.set_manual(TOPIC, RIGHT)
+        for number, neuron in enumerate([WORD, *OTHERS]):
+            store.labels.set_manual(neuron, WRONG + " old" * number)
+        export_dashboards(store, tmp_path / "out")
+    return model, path, tmp_path / "out"
+
+
+def examples(store):
+    """Each side's examples, without the number and the title of their sentences."""
+    return {
+        (neuron, sign): [(row.sentence.text, row.sentence.tokens, row.token, row.activation) for row in rows]
+        for neuron in store.neurons.all()
+        for sign in "+-"
+        if (rows := [row for row in store.examples(neuron, sign) if row.activation * (1 if sign == "+" else -1) > 0])
+    }
+
+
+def test_what_was_exported_comes_back_as_examples_and_scored_labels(exported, tmp_path):
+    model, path, folder = exported
+    dashboards = Dashboards.of(model, folder)
+    with open_store(path) as before, open_store(tmp_path / "theirs.db", create=True) as store:
+        build_index(model, dashboards.corpus(), store, k=16, sites=["ffn"])
+        embed_examples(store, ENCODER)
+        ours = examples(store)
+        theirs = {side: rows for side, rows in examples(before).items() if side[0].site == "ffn"}
+        assert set(ours) == set(theirs)
+        for side, rows in theirs.items():
+            assert [row[3] for row in ours[side]] == pytest.approx([row[3] for row in rows], rel=1e-4)
+            assert {row[:3] for row in ours[side]} == {row[:3] for row in rows}
+        count = sum(map(len, ours.values()))
+        assert dashboards.agreement(store) == (count, count, count)
+        meanings = score_labels(model, store, dashboards)
+        passed = {(row.neuron, row.polarity): row for row in meanings if row.significant}
+        assert passed[TOPIC, "+"].text == RIGHT
+        assert not {(TOPIC, "-"), (WORD, "+"), (WORD, "-")} & set(passed)
+        assert len([meaning for meaning in meanings if meaning.text.startswith(WRONG)]) >= len(OTHERS)
+        assert passed[TOPIC, "+"].record["writer"] == "out (icebear, written by a person)"
+        assert store.labels.name(TOPIC, "+") == passed[TOPIC, "+"].badge
+        assert store.labels.name(WORD, "+") is None
+
+
+def test_other_activations_are_counted_as_different(exported, tmp_path):
+    model, path, folder = exported
+    for file in folder.iterdir():
+        document = json.loads(file.read_text())
+        for feature in document["features"]:
+            for row in feature["activations"]:
+                row["values"] = [1.5 * value for value in row["values"]]
+        file.write_text(json.dumps(document))
+    with open_store(path) as store:
+        agreement = Dashboards.of(model, folder).agreement(store)
+    assert agreement.exported == agreement.matched > 0 == agreement.equal
+
+
+FOREIGN = {
+    "modelId": "planted",
+    "source": "0-ffn-minus",
+    "features": [
+        {"index": 3, "activations": [{"tokens": ["a", " camel", " a"], "values": [0.1, 2, -0.5]}]},
+        {
+            "index": 4,
+            "density": 0.2,
+            "explanations": [{"text": "camels", "methodName": "oai_token-act-pair", "modelName": "gpt"}, {"text": "x"}],
+            "activations": [{"tokens": ["a", " camel", " a"], "values": [0, 1, 0], "quantileMin": None}],
+        },
+    ],
+}
+
+
+def test_files_of_others_are_read(index, tmp_path):
+    jsonschema_rs.Draft202012Validator(SCHEMA).validate(FOREIGN)
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "a.json").write_text(json.dumps(FOREIGN))
+    dashboards = Dashboards.of(index[0], folder)
+    assert [sentence.text for sentence in dashboards.corpus().sentences()] == ["a camel a"]
+    labels = [("camels", "theirs (oai_token-act-pair, gpt)"), ("x", "theirs")]
+    assert dashboards.labels() == {(Neuron(0, "ffn", 4), "-"): labels}
+
+
+BAD = {
+    "not JSON": "{",
+    "a list": "[]",
+    "features of an autoencoder": json.dumps({**FOREIGN, "source": "6-res-jb"}),
+    "another source": json.dumps({**FOREIGN, "source": 6}),
+    "a neuron that the model lacks": json.dumps({**FOREIGN, "source": "99-ffn-plus"}),
+    "no features": json.dumps({"source": "0-ffn-plus"}),
+    "fewer values than tokens": '{"source": "0-ffn-plus", "features": [{"index": 1, "activations": '
+    '[{"tokens": ["a", "b"], "values": [1]}]}]}',
+    "a text as a value": '{"source": "0-ffn-plus", "features": [{"index": 1, "activations": '
+    '[{"tokens": ["a"], "values": ["1"]}]}]}',
+    "a text as an index": '{"source": "0-ffn-plus", "features": [{"index": "1", "activations": []}]}',
+    "a label that is no text": '{"source": "0-ffn-plus", "features": [{"index": 1, "activations": [], '
+    '"explanations": [{"text": 3}]}]}',
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_file_of_another_shape_is_refused(fault, index, tmp_path):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "a.json").write_text(BAD[fault])
+    with pytest.raises(InputError):
+        Dashboards.of(index[0], folder)
+
+
+def test_a_folder_without_files_is_refused(index, tmp_path):
+    with pytest.raises(InputError):
+        Dashboards.of(index[0], tmp_path)
+
+
+@pytest.mark.parametrize("of_other_texts", [False, True])
+def test_the_command_says_what_came_back(of_other_texts, exported, tmp_path, monkeypatch):
+    model, path, folder = exported
+    monkeypatch.setattr(ModelOptions, "load", lambda self: model)
+    monkeypatch.setattr("icebear.load_encoder", lambda name: ENCODER)
+    store = path if of_other_texts else tmp_path / "theirs.db"
+    words = ["index", "--from-neuronpedia", str(folder), "--store", str(store), "--encoder", "planted", "--json"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert ("counts" in document) is ("activations" in document) is not of_other_texts
+    significant = {row["neuron"]: row["significant"] for row in document["meanings"] if row["polarity"] == "+"}
+    assert (significant[str(TOPIC)], significant[str(WORD)]) == (True, False)
+
+
+def test_labels_that_cannot_be_scored_are_not_shown(exported, tmp_path, monkeypatch):
+    model, _, folder = exported
+    monkeypatch.setattr(ModelOptions, "load", lambda self: model)
+    words = ["index", "--from-neuronpedia", str(folder), "--store", str(tmp_path / "b.db"), "--encoder", "none"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    with open_store(tmp_path / "b.db") as store:
+        assert store.labels.all_meanings() == []
+        assert store.labels.manual(TOPIC) == (None, {})
