@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from icebear.app.cli.options import ModelOptions, argument, named, record, verb
-from icebear.app.cli.output import show
+import click
+
+import icebear
+from icebear.app.cli.options import ModelOptions, argument, named, option, record, verb
+from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, need
+from icebear.paths import check_model_path
+
+if TYPE_CHECKING:
+    from icebear.claims.checked import CheckedClaims
+    from icebear.claims.claim import Claim
+    from icebear.claims.conditions import Condition
 
 LEDGER = b'{"icebear_ledger"'
 """How a ledger of `icebear mcp` begins."""
@@ -18,7 +29,15 @@ LEDGER = b'{"icebear_ledger"'
 @record
 class Options:
     file: str = argument(type="file")
+    under: tuple[str, ...] = option(
+        "Measure all claims once more under this condition: dtype=bfloat16, bits=8, attention=eager, model=OTHER, "
+        "threads=1 or seed=1. Repeatable; conditions of the file come first.",
+        multiple=True,
+    )
+    strict: bool = option("Exit with 1 also if a claim fails under a condition.")
     json: bool
+    html: str | None
+    markdown: str | None = option("Write the table in Markdown to this file, as for an appendix.", type="output")
     model: ModelOptions
 
 
@@ -28,36 +47,74 @@ def check(options: Options) -> None:
 
     FILE is made by --claim of explain, rank, circuit, flip, label and concept find. Without --model, each claim is
     checked in the model that it names, or in the default model if it names none. With --model, all claims are checked
-    in that model. FILE may also be a ledger of icebear mcp: its calls are made again, and their numbers compared.
+    in that model. With --under, the table has a column for each condition, and says which claims hold everywhere. FILE
+    may also be a ledger of icebear mcp: its calls are made again, and their numbers compared.
 
     Example:
       icebear explain "The ice bear lives in the" --claim claims.yaml
       icebear check claims.yaml
+      icebear check claims.yaml --under dtype=bfloat16 --under bits=8 --under seed=1
     """
-    from icebear.app.cli.tables.evaluations import claims_table
-    from icebear.claims.check import CheckedClaim, CheckedClaims, check
-    from icebear.claims.claim import Claim
-    from icebear.claims.claims_files import read_claims
+    from icebear.app.cli.tables.evaluations import claims_table, conditions_table
+    from icebear.claims.claims_files import read_claims_file
+    from icebear.claims.condition_table import LEGEND
+    from icebear.claims.conditions import conditions_of
 
     with suppress(OSError), open(options.file, "rb") as file:
         if file.read(len(LEDGER)) == LEDGER:
             return _check_ledger(options)
-    claims = read_claims(options.file)
+    claims, written = read_claims_file(options.file)
+    conditions = conditions_of([*written, *options.under])
     if not claims:
         raise InputError(f"{options.file} has no claim; write one with --claim (docs/claims.md).")
+    _check_used(options, conditions)
+    result = _checked(options.model, claims, conditions)
+    document = {"file": options.file, **result.to_dict()}
+    if conditions:
+        write_page(options.html, result.to_html)
+        write_page(options.markdown, result.to_markdown)
+        below = [LEGEND, "", *result.summary()[1:], "", *result.reasons()]
+        show(options.json, document, conditions_table(result), *below)
+    else:
+        show(options.json, document, claims_table(result))
+    if not (result.passed_everywhere if options.strict else result.passed):
+        raise SystemExit(1)
+
+
+def _check_used(options: Options, conditions: Sequence[Condition]) -> None:
+    """Refuse options that only a table of conditions has."""
+    names = ("strict", "html", "markdown")
+    unused = [f"--{name}" for name in names if getattr(options, name)]
+    if unused and not conditions:
+        raise click.UsageError(f"{', '.join(unused)} needs conditions; add --under CONDITION.")
+
+
+def _checked(options: ModelOptions, claims: Sequence[Claim], conditions: Sequence[Condition]) -> CheckedClaims:
+    """Check claims, those of each model that they name together."""
+    from icebear.claims.checked import CheckedClaims
+    from icebear.claims.checked_claim import ConditionRun
+    from icebear.claims.under_conditions import check_under
+
     groups: dict[str, list[Claim]] = {}
     for claim in claims:
-        name = options.model.model if named("model") or not claim.provenance else claim.provenance.model
+        name = options.model if named("model") or not claim.provenance else claim.provenance.model
         groups.setdefault(name, []).append(claim)
-    rows: list[CheckedClaim] = []
+    results = []
     for name, group in groups.items():
-        model = options.model.load(name)
+        model = options.load(name)
         with bar("claims") as move:
-            rows += check(model, group, move).rows
-    result = CheckedClaims(tuple(rows))
-    show(options.json, {"file": options.file, **result.to_dict()}, claims_table(result))
-    if not result.passed:
-        raise SystemExit(1)
+            results.append(check_under(model, partial(_again, options, name), group, conditions, move))
+    rows = tuple(row for result in results for row in result.rows)
+    runs = zip(*(result.under for result in results), strict=True)
+    under = tuple(ConditionRun(parts[0].condition, tuple(row for run in parts for row in run.rows)) for parts in runs)
+    return CheckedClaims(rows, under)
+
+
+def _again(options: ModelOptions, plain: str, name: str | None = None, **changes: Any) -> icebear.Model:
+    """Load a model with other arguments. It is not kept: a condition is measured once."""
+    name = plain if name is None else name
+    check_model_path(name)
+    return icebear.load_model(name, **{**options.arguments, **changes})
 
 
 def _check_ledger(options: Options) -> None:

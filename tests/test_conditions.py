@@ -1,0 +1,288 @@
+"""Claims under conditions: each cell is what a plain check of that model gives."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from icebear import check, load_model
+from icebear.app.cli.main import main
+from icebear.claims.checked import CheckedClaims
+from icebear.claims.checked_claim import CheckedClaim, ConditionRun
+from icebear.claims.claim import Claim, Provenance
+from icebear.claims.claims_files import append_claims, read_claims_file, write_claims
+from icebear.claims.conditions import CONDITIONS, Condition, conditions_of
+from icebear.claims.kind import Measured
+from icebear.claims.kinds.predictions import AnswerClaim, RelevanceClaim, most_relevant, subject
+from icebear.concepts.attribution.attribute import attribute
+from icebear.errors import InputError, UnknownName
+
+PROMPT, OTHER = " Paris is", " Rome are"
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_folder):
+    return load_model(tiny_folder, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def other_folder(tiny_folder, tmp_path_factory):
+    """The tiny model with one layer less."""
+    model, folder = load_model(tiny_folder, device="cpu"), tmp_path_factory.mktemp("shorter")
+    del model.net.model.layers[-1]
+    model.net.config.num_hidden_layers -= 1
+    model.net.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def claims(tiny, other_folder):
+    """An answer that the shorter model gives less often, and the relevance of a neuron."""
+    relevance = attribute(tiny, PROMPT, counterfactual=OTHER, sites=("ffn",))
+    (node,) = most_relevant(relevance, "ffn", 1)
+    shorter, words = load_model(other_folder, device="cpu"), (" Paris", " Rome", " A", " B", " C", " is")
+    value, lower = (
+        {word: AnswerClaim(PROMPT, word).measured(model).value for word in words} for model in (tiny, shorter)
+    )
+    answer = AnswerClaim(PROMPT, max(words, key=lambda word: value[word] / lower[word]))
+    value = value[answer.answer]
+    holds = Claim(answer, 0.95 * value, 1.0, value=value, provenance=Provenance.of(tiny, 0))
+    return [holds, Claim.of(tiny, RelevanceClaim(**subject(tiny, relevance), node=node))]
+
+
+def numbers(rows):
+    return [row.measured and row.measured.value for row in rows]
+
+
+# --- conditions ---
+
+
+def test_a_condition_is_its_text_and_once_in_a_list():
+    for text in (
+        "dtype=bfloat16",
+        "bits=4",
+        "attention=eager",
+        "model=a/b=c",
+        "threads=1",
+        "seed=0",
+        "url=http://a/v1",
+    ):
+        assert str(Condition.parse(text)) == text
+    assert list(map(str, conditions_of(["seed=1", " bits = 8", Condition("seed", "1")]))) == ["seed=1", "bits=8"]
+    assert Condition("model", "folder/of/it").label == "model=it"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "bfloat16",
+            "dtype=",
+            "dtype=int8",
+            "bits=2",
+            "attention=fast",
+            "threads=0",
+            "threads=-1",
+            "seed=x",
+            "seed=²",
+        ),
+        *("model=", "model= ", "url=localhost:8000", "url=file:///etc/passwd", "dtpye=float32", "seed=" + "9" * 30, 5),
+    ],
+)
+def test_what_is_no_condition_is_refused(text):
+    with pytest.raises(InputError):
+        Condition.parse(text)
+
+
+def test_an_unknown_kind_names_the_nearest():
+    with pytest.raises(UnknownName, match="'dtype'"):
+        Condition.parse("dtpye=float32")
+    assert "dtype" in CONDITIONS
+
+
+# --- check ---
+
+
+def test_each_cell_is_what_a_plain_check_of_that_model_gives(tiny, tiny_folder, claims):
+    result = check(tiny, claims, ["dtype=bfloat16", "attention=eager", "threads=1", "seed=3"])
+    half = check(load_model(tiny_folder, device="cpu", dtype="bfloat16"), claims)
+    eager = check(load_model(tiny_folder, device="cpu", dtype="float32", attention="eager"), claims)
+    seeded = check(tiny, [replace(claim, provenance=replace(claim.provenance, seed=3)) for claim in claims])
+    for run, reference in zip(result.under, (half, eager, check(tiny, claims), seeded), strict=True):
+        assert numbers(run.rows) == pytest.approx(numbers(reference.rows), abs=1e-6), run.condition
+        assert [row.verdict for row in run.rows] == [row.verdict for row in reference.rows]
+        assert [row.measured.control for row in run.rows] == pytest.approx(
+            [row.measured.control for row in reference.rows], abs=1e-6
+        )
+    assert result.rows == check(tiny, claims).rows
+    assert result.passed
+
+
+def test_the_seed_is_that_of_the_condition_in_its_column_only(tiny, claims, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(AnswerClaim, "measured", lambda self, model, seed: seeds.append(seed) or Measured(1.0, 0.0))
+    check(tiny, claims[:1], ["seed=3", "threads=1"])
+    assert seeds == [0, 3, 0]
+
+
+def test_a_model_is_loaded_once_a_condition_and_not_for_what_needs_no_other(tiny, tiny_folder, claims, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(
+        "icebear.models.loading.loading.load_model", lambda *a, **k: loaded.append(k["dtype"]) or load_model(*a, **k)
+    )
+    check(tiny, claims, ["threads=1", "seed=1", "dtype=float64", "dtype=bfloat16"])
+    assert loaded == ["float64", "bfloat16"]
+
+
+def test_threads_are_as_before_also_after_an_error(tiny, claims, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+    measure = AnswerClaim.measured
+    monkeypatch.setattr(AnswerClaim, "measured", lambda *a: seen.append(torch.get_num_threads()) or measure(*a))
+    check(tiny, claims[:1], [f"threads={before + 1}"])
+    assert seen == [before, before + 1]
+    monkeypatch.setattr(AnswerClaim, "measured", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        check(tiny, claims[:1], ["threads=1"])
+    assert torch.get_num_threads() == before
+
+
+def test_another_shape_measures_only_what_names_no_part(tiny, claims, other_folder):
+    result = check(tiny, claims, [f"model={other_folder}"])
+    answer, node = result.under[0].rows
+    assert numbers([answer]) == pytest.approx(numbers(check(load_model(other_folder, device="cpu"), claims[:1]).rows))
+    assert node.measured is None
+    assert node.verdict == "cannot be measured here"
+    assert tiny.name in node.why
+    assert result.passed
+
+
+def test_a_condition_that_does_not_run_says_why_and_the_others_run(tiny, claims, monkeypatch):
+    def raises(self, model, seed):
+        if model.dtype_name == "bfloat16":
+            raise RuntimeError('"addmm" not implemented for this type')
+        return Measured(1.0, 0.0)
+
+    monkeypatch.setattr(AnswerClaim, "measured", raises)
+    result = check(tiny, claims[:1], ["dtype=bfloat16", "model=no/such-folder-here", "seed=1"])
+    rows = [run.rows[0] for run in result.under]
+    assert [row.verdict for row in rows] == ["cannot be measured here", "cannot be measured here", "passed"]
+    assert "addmm" in rows[0].why
+    assert "no/such-folder-here" in rows[1].why
+
+
+def test_a_model_that_was_changed_in_memory_is_not_loaded_again(tiny_folder, claims):
+    model = load_model(tiny_folder, device="cpu", dtype="float32")
+    with torch.no_grad():
+        model.layer_modules[0].mlp.down_proj.weight.mul_(-1)
+    result = check(model, claims, ["attention=eager"])
+    assert {row.verdict for row in result.under[0].rows} == {"cannot be measured here"}
+    assert "in memory" in result.under[0].rows[0].why
+
+
+# --- the table ---
+
+
+def made(verdicts):
+    """A table of answers with these verdicts; the first column is the plain run."""
+
+    def row(claim, verdict):
+        measured = None if verdict == "cannot be measured here" else Measured(0.25, 0.0)
+        return CheckedClaim(
+            claim, "m", "f", measured, verdict, "" if verdict == "passed" else f"Why <b>{verdict}</b>|."
+        )
+
+    claims = [Claim(AnswerClaim(f"a|b <i>{number}</i>", "c"), 0.5, 0.5, value=0.75) for number in range(len(verdicts))]
+    columns = [tuple(map(row, claims, column)) for column in zip(*verdicts, strict=True)]
+    runs = tuple(ConditionRun(Condition("seed", str(number)), rows) for number, rows in enumerate(columns[1:]))
+    return CheckedClaims(columns[0], runs)
+
+
+TABLE = [
+    ("passed", "passed", "passed"),
+    ("passed", "broken", "passed"),
+    ("passed", "cannot be measured here", "control passes too"),
+    ("cannot be measured here", "cannot be measured here", "cannot be measured here"),
+]
+
+
+def test_the_summary_is_a_count_of_the_cells():
+    assert made(TABLE).summary() == [
+        "4 claims, in the plain run and under 2 conditions: 1 hold wherever they were measured, 2 do not.",
+        "Hold: 1.",
+        "Do not hold: 2 (seed=0), 3 (seed=1).",
+        "Not measured: 3 (seed=0), 4 (the plain run, seed=0, seed=1).",
+    ]
+    assert made(TABLE).passed
+    assert not made(TABLE).passed_everywhere
+    assert made(TABLE[:1]).passed_everywhere
+
+
+def test_markdown_and_html_have_each_cell_and_no_markup_of_a_file():
+    text, page = made(TABLE).to_markdown(), made(TABLE).to_html()
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in lines} == {7}
+    assert lines[3].endswith("| 0.750 | 0.250 | **0.250 broken** | 0.250 |")
+    assert lines[4].endswith("| 0.750 | 0.250 | - | **0.250 control** |")
+    for markup in ("<i>", "<b>"):
+        assert markup not in text.replace(f"\\{markup[:-1]}\\>", "")
+        assert markup not in page
+    assert page.count("<td") == 4 * 6
+    assert page.count("background:rgba") == 2
+
+
+def test_a_table_is_saved_and_read(tmp_path):
+    made(TABLE).save(tmp_path / "t.safetensors")
+    assert CheckedClaims.load(tmp_path / "t.safetensors") == made(TABLE)
+
+
+# --- files and the verb ---
+
+
+@pytest.mark.parametrize("name", ["c.yaml", "c.json"])
+def test_conditions_of_a_file_stay_when_claims_are_appended(claims, tmp_path, name):
+    conditions = conditions_of(["seed=1", "model=a: b"])
+    write_claims(tmp_path / name, claims[:1], conditions)
+    append_claims(tmp_path / name, claims[1:])
+    assert read_claims_file(tmp_path / name) == (tuple(claims), conditions)
+
+
+@pytest.mark.parametrize("under", ["seed=1", {"seed": 1}, [1], ["seed"], None])
+def test_conditions_of_a_file_that_are_none_are_refused(claims, tmp_path, under):
+    write_claims(tmp_path / "c.json", claims)
+    document = json.loads((tmp_path / "c.json").read_text())
+    (tmp_path / "c.json").write_text(json.dumps({**document, "under": under}))
+    with pytest.raises(InputError, match=r"c\.json"):
+        read_claims_file(tmp_path / "c.json")
+
+
+def test_the_verb_writes_the_table_and_strict_counts_each_cell(tiny, claims, other_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_claims("c.yaml", claims, conditions_of(["seed=1"]))
+    words = ["check", "c.yaml", "--device", "cpu", "--under", f"model={other_folder}"]
+    files = ["--html", "t.html", "--markdown", "t.md"]
+    done = CliRunner().invoke(main, [*words, *files, "--json"])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert [run["condition"] for run in document["conditions"]] == ["seed=1", f"model={other_folder}"]
+    answer, node = document["conditions"][1]["claims"]
+    assert (answer["verdict"], node["verdict"]) == ("broken", "cannot be measured here")
+    assert document["passed"]
+    assert not document["passed_everywhere"]
+    assert "broken" in (tmp_path / "t.md").read_text()
+    assert "broken" in (tmp_path / "t.html").read_text()
+    strict = CliRunner().invoke(main, [*words, "--strict"])
+    assert strict.exit_code == 1
+    assert "Do not hold: 1" in strict.stdout
+    assert CliRunner().invoke(main, ["check", "c.yaml", "--under", "bits=3"]).exit_code == 1
+
+
+def test_options_of_a_table_need_conditions(claims, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_claims("c.yaml", claims)
+    for words in (["--strict"], ["--html", "t.html"], ["--markdown", "t.md"]):
+        done = CliRunner().invoke(main, ["check", "c.yaml", *words])
+        assert done.exit_code == 2
+        assert "--under" in done.stderr
