@@ -34,7 +34,7 @@ class CheckedClaim:
     measured: Measured | None
     verdict: Verdict
     why: str
-    """The reason of the verdict, in a sentence; empty if it passed."""
+    """The reason of the verdict, in a sentence; empty if it passed, except in paraphrases."""
     repeats: Repeats | None = None
     """In paraphrases; `measured` is then of the paraphrase in which the value is nearest to breaking the claim."""
 
@@ -95,3 +95,8 @@ def _verdict(claim: Claim, now: Measured) -> tuple[Verdict, str]:
     if not now.control < claim.control_below:
         return "control passes too", f"The control ({what.control_is}) is {now.control:.3f}."
     return "passed", ""
+
+
+def not_run(claim: Claim, why: str) -> CheckedClaim:
+    """Return a claim that was not measured, with the reason."""
+    return CheckedClaim(claim, "", "", None, "cannot be measured here", " ".join(why.split()))

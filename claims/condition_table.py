@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from icebear.claims.checked_claim import CheckedClaim, ConditionRun
+from icebear.claims.conditions import AUTO, TEMPLATES
 from icebear.render import page, render
 
 SHORT = {"broken": " broken", "control passes too": " control"}
@@ -79,6 +80,13 @@ class ConditionTable:
             lines += [f"{number}, {', '.join(where)}: {why}" for why, where in names.items()]
         return lines
 
+    def notes(self) -> list[str]:
+        """Say what the cells are, and by which templates prompts were paraphrased."""
+        if not any(str(run.condition) == f"paraphrases={AUTO}" for run in self.under):
+            return [LEGEND]
+        templates = ", ".join(f"{name} {template!r}" for name, template in TEMPLATES.items())
+        return [LEGEND, f"paraphrases={AUTO}: {templates}."]
+
     def to_markdown(self) -> str:
         """Return the table in Markdown, with what holds, and the reasons of what does not."""
         columns = ["", "claim", *self.headings()]
@@ -86,13 +94,13 @@ class ConditionTable:
         for number, claim, then, checked in self.lines():
             texts = [f"**{cell(row)}**" if row.failed else cell(row) for row in checked]
             rows.append(f"| {' | '.join([number, _literal(claim), then, *texts])} |")
-        below = [*_items(self.summary()), "", LEGEND, "", *_items(self.reasons())]
+        below = [*_items([*self.summary(), *self.notes()]), "", *_items(self.reasons())]
         return "\n".join([*rows, "", *below]).rstrip() + "\n"
 
     def to_html(self) -> str:
         """Return the same as a self-contained page."""
         rows = [(*texts, [(cell(row), row.failed, row.why) for row in checked]) for *texts, checked in self.lines()]
-        names: dict[str, Any] = {"headings": self.headings(), "rows": rows, "legend": LEGEND}
+        names: dict[str, Any] = {"headings": self.headings(), "rows": rows, "notes": self.notes()}
         body = render("icebear.claims/conditions.html", **names, lines=self.summary(), reasons=self.reasons())
         return str(page("Claims under conditions", body))
 

@@ -12,6 +12,15 @@ from icebear.errors import InputError
 from icebear.values import LAST_SEED, check_int, one_of, shown, text_of
 
 MOST_THREADS = 1024
+AUTO = "auto"
+"""The value of ``paraphrases`` that stands for `TEMPLATES`."""
+TEMPLATES = {
+    "declarative": "It is known to everyone. {}",
+    "question": "Do you know how this sentence ends? {}",
+    "list": "- Snow is white.\n- {}",
+    "quotation": 'She said: "{}',
+}
+"""Beginnings before a prompt that leave what follows it as it is."""
 WRITE_LIKE = "write it like dtype=bfloat16"
 
 

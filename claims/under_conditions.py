@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from icebear.claims.checked import CheckedClaims
-from icebear.claims.checked_claim import CheckedClaim, ConditionRun, check_claim
+from icebear.claims.checked_claim import CheckedClaim, ConditionRun, check_claim, not_run
 from icebear.claims.claim import Claim
 from icebear.claims.conditions import Condition, whole_number
 from icebear.claims.kind import NodeId
+from icebear.claims.rephrasing import check_paraphrases, versions_of
 from icebear.errors import IcebearError, InputError, known_error
 from icebear.models.loading import loading
 from icebear.models.model import Model
@@ -30,7 +32,9 @@ CheckOne = Callable[[Claim], CheckedClaim]
 def check_under(
     model: Model, load: Load, claims: Sequence[Claim], conditions: Sequence[Condition], on_progress: OnProgress
 ) -> CheckedClaims:
-    """Measure claims in a model, and again under each condition. A model is loaded once a condition, and dropped."""
+    """Measure claims in a model, and again under each condition. A model is loaded once a condition, and dropped.
+    Raises `InputError` for a file of paraphrases that cannot be read."""
+    versions = {each: versions_of(each.value) for each in conditions if each.kind == "paraphrases"}
     step = counting(on_progress, len(claims) * (1 + len(conditions)))
 
     def rows(check_one: CheckOne) -> tuple[CheckedClaim, ...]:
@@ -44,8 +48,12 @@ def check_under(
     runs = []
     for condition in conditions:
         count = threads(whole_number(condition.value)) if condition.kind == "threads" else nullcontext()
+        reworded = versions.get(condition)
+        check_one = (
+            partial(check_paraphrases, model, versions=reworded) if reworded else _checker(model, load, condition)
+        )
         with count:
-            runs.append(ConditionRun(condition, rows(_checker(model, load, condition))))
+            runs.append(ConditionRun(condition, rows(check_one)))
     return CheckedClaims(plain, tuple(runs))
 
 
@@ -83,10 +91,6 @@ def _in_other(model: Model, other: Model) -> CheckOne:
     same, check_one = same_shape(model, other), _in(other)
     why = f"It names neurons or heads of {model.name}, and {other.name} has another architecture or shape."
     return lambda claim: check_one(claim) if same or not names_parts(claim.what) else not_run(claim, why)
-
-
-def not_run(claim: Claim, why: str) -> CheckedClaim:
-    return CheckedClaim(claim, "", "", None, "cannot be measured here", " ".join(why.split()))
 
 
 @contextmanager

@@ -10,14 +10,24 @@ from click.testing import CliRunner
 from icebear import check, load_model
 from icebear.app.cli.main import main
 from icebear.claims.checked import CheckedClaims
-from icebear.claims.checked_claim import CheckedClaim, ConditionRun
+from icebear.claims.checked_claim import CheckedClaim, ConditionRun, Repeats
 from icebear.claims.claim import Claim, Provenance
 from icebear.claims.claims_files import append_claims, read_claims_file, write_claims
-from icebear.claims.conditions import CONDITIONS, Condition, conditions_of
+from icebear.claims.conditions import CONDITIONS, TEMPLATES, Condition, conditions_of
 from icebear.claims.kind import Measured
-from icebear.claims.kinds.predictions import AnswerClaim, RelevanceClaim, most_relevant, subject
+from icebear.claims.kinds.meanings import MonitorClaim
+from icebear.claims.kinds.predictions import (
+    AnswerClaim,
+    ClaimedPair,
+    RelevanceClaim,
+    TaskClaim,
+    most_relevant,
+    subject,
+)
+from icebear.claims.rephrasing import rephrased, same_token, texts_of, versions_of
 from icebear.concepts.attribution.attribute import attribute
 from icebear.errors import InputError, UnknownName
+from icebear.steering.monitor.text_values import interval
 
 PROMPT, OTHER = " Paris is", " Rome are"
 
@@ -286,3 +296,83 @@ def test_options_of_a_table_need_conditions(claims, tmp_path, monkeypatch):
         done = CliRunner().invoke(main, ["check", "c.yaml", *words])
         assert done.exit_code == 2
         assert "--under" in done.stderr
+
+
+# --- paraphrases ---
+
+
+def test_a_template_rewords_both_prompts_and_nodes_stay_at_their_tokens(tiny, claims):
+    what = claims[1].what
+    for name, rewrite in versions_of("auto")([what.prompt]):
+        new = rephrased(tiny, what, rewrite)
+        assert new.prompt == TEMPLATES[name].replace("{}", PROMPT)
+        assert new.counterfactual == TEMPLATES[name].replace("{}", OTHER)
+        pieces = [tiny.pieces(tiny.ids(each.prompt)) for each in (what, new)]
+        assert pieces[0][what.node.position].strip() == pieces[1][new.node.position].strip()
+        assert replace(new, prompt=what.prompt, counterfactual=what.counterfactual, node=what.node) == what
+
+
+def test_a_token_is_counted_from_the_end_among_equal_ones():
+    before, after = (
+        ["The", " bear", " and", " the", " bear", " in"],
+        ["So", " the", " bear", ",", " the", " bear", " of"],
+    )
+    assert [same_token(before, after, position) for position in (1, 4, 5, 6)] == [2, 5, 6, 7]
+    for position in (0, 2):  # case counts, and a missing one is refused
+        with pytest.raises(InputError):
+            same_token(before, after, position)
+
+
+def test_a_claim_in_paraphrases_is_a_count_of_plain_checks(tiny, claims):
+    row = check(tiny, claims[:1], ["paraphrases=auto"]).under[0].rows[0]
+    whats = [AnswerClaim(template.replace("{}", PROMPT), claims[0].what.answer) for template in TEMPLATES.values()]
+    reference = check(tiny, [replace(claims[0], what=what) for what in whats]).rows
+    passed = sum(each.verdict == "passed" for each in reference)
+    assert row.repeats == Repeats(passed, 4, interval(passed, 4))
+    assert row.verdict == ("passed" if passed == 4 else "broken")
+    assert row.measured.value == min(each.measured.value for each in reference)
+    assert row.claim == claims[0]
+
+
+def test_a_file_rewords_each_prompt_of_its_lines(tiny, claims, tmp_path):
+    lines = [
+        {"prompt": PROMPT, "paraphrase": "A is", "counterfactual": "B are"},
+        {"prompt": "unused", "paraphrase": "x"},
+        {"prompt": PROMPT, "paraphrase": PROMPT, "counterfactual": OTHER},
+    ]
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    answer, node = check(tiny, claims, [f"paraphrases={path}"]).under[0].rows
+    assert (answer.repeats.measured, node.repeats.measured) == (2, 2)
+    assert answer.repeats.passed >= 1  # the prompt itself
+    path.write_text(json.dumps({"prompt": PROMPT, "paraphrase": "A is"}))
+    answer, node = check(tiny, claims, [f"paraphrases={path}"]).under[0].rows
+    assert (answer.repeats.measured, node.measured, node.repeats) == (1, None, None)
+    assert "counterfactual" in node.why
+    path.write_text(json.dumps({"prompt": "unused", "paraphrase": "A is"}))
+    assert {row.measured for row in check(tiny, claims, [f"paraphrases={path}"]).under[0].rows} == {None}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"prompt": "a"}', '{"prompt": "a", "paraphrase": " "}', '{"prompt": 1, "paraphrase": "b"}']
+)
+def test_a_file_of_no_paraphrases_is_refused_before_the_work(tiny, claims, tmp_path, monkeypatch, text):
+    monkeypatch.setattr(AnswerClaim, "measured", lambda *_: pytest.fail("measured"))
+    (tmp_path / "p.jsonl").write_text(text)
+    with pytest.raises(InputError, match=r"p\.jsonl"):
+        check(tiny, claims, [f"paraphrases={tmp_path / 'p.jsonl'}"])
+    with pytest.raises(InputError, match=r"q\.jsonl"):
+        check(tiny, claims, [f"paraphrases={tmp_path / 'q.jsonl'}"])
+
+
+def test_claims_of_texts_and_of_pairs_are_reworded_and_chats_are_not():
+    monitor = MonitorClaim("m", "sentence", 1.0, 0.1, (), ("a b",), ("c d", "e f"))
+    task = TaskClaim(nodes=(), pairs=(ClaimedPair(prompt="a", counterfactual="b", target="c"),) * 2)
+    ((_, rewrite), *_) = versions_of("auto")(texts_of(monitor))
+    start = TEMPLATES["declarative"].removesuffix("{}")
+    assert rephrased(None, monitor, rewrite).others == (f"{start}c d", f"{start}e f")
+    assert {(pair.prompt, pair.counterfactual) for pair in rephrased(None, task, rewrite).pairs} == {
+        (f"{start}a", f"{start}b")
+    }
+    with pytest.raises(InputError):
+        texts_of(AnswerClaim(({"role": "user", "content": "a"},), "b"))

@@ -31,7 +31,7 @@ class Options:
     file: str = argument(type="file")
     under: tuple[str, ...] = option(
         "Measure all claims once more under this condition: dtype=bfloat16, bits=8, attention=eager, model=OTHER, "
-        "threads=1 or seed=1. Repeatable; conditions of the file come first.",
+        "threads=1, seed=1, paraphrases=auto or paraphrases=FILE (JSON lines). Repeatable; those of FILE come first.",
         multiple=True,
     )
     strict: bool = option("Exit with 1 also if a claim fails under a condition.")
@@ -57,7 +57,6 @@ def check(options: Options) -> None:
     """
     from icebear.app.cli.tables.evaluations import claims_table, conditions_table
     from icebear.claims.claims_files import read_claims_file
-    from icebear.claims.condition_table import LEGEND
     from icebear.claims.conditions import conditions_of
 
     with suppress(OSError), open(options.file, "rb") as file:
@@ -73,7 +72,7 @@ def check(options: Options) -> None:
     if conditions:
         write_page(options.html, result.to_html)
         write_page(options.markdown, result.to_markdown)
-        below = [LEGEND, "", *result.summary()[1:], "", *result.reasons()]
+        below = [*result.notes(), "", *result.summary()[1:], "", *result.reasons()]
         show(options.json, document, conditions_table(result), *below)
     else:
         show(options.json, document, claims_table(result))
