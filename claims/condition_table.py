@@ -8,7 +8,7 @@ from typing import Any
 
 from icebear.claims.checked_claim import CheckedClaim, ConditionRun
 from icebear.claims.conditions import AUTO, TEMPLATES
-from icebear.render import page, render
+from icebear.render import literal, page, render
 
 SHORT = {"broken": " broken", "control passes too": " control"}
 """What a cell says after its number."""
@@ -93,7 +93,7 @@ class ConditionTable:
         rows = [f"| {' | '.join(columns)} |", f"| --- | --- |{' ---: |' * (len(columns) - 2)}"]
         for number, claim, then, checked in self.lines():
             texts = [f"**{cell(row)}**" if row.failed else cell(row) for row in checked]
-            rows.append(f"| {' | '.join([number, _literal(claim), then, *texts])} |")
+            rows.append(f"| {' | '.join([number, literal(claim), then, *texts])} |")
         below = [*_items([*self.summary(), *self.notes()]), "", *_items(self.reasons())]
         return "\n".join([*rows, "", *below]).rstrip() + "\n"
 
@@ -106,10 +106,4 @@ class ConditionTable:
 
 
 def _items(lines: Sequence[str]) -> list[str]:
-    return [f"- {_literal(line)}" for line in lines]
-
-
-def _literal(text: str) -> str:
-    """Return a text of a file so that Markdown shows it as it is, in one line."""
-    special = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|"})
-    return " ".join(text.split()).translate(special)
+    return [f"- {literal(line)}" for line in lines]

@@ -49,7 +49,7 @@ Versions = Callable[[Sequence[str]], list[tuple[str, Rewrite]]]
 def versions_of(source: str) -> Versions:
     """Return what rewords texts: the templates for ``auto``, else the paraphrases of a file. Raises `InputError`."""
     if source == AUTO:
-        return lambda texts: [(name, _by_template(template)) for name, template in TEMPLATES.items()]
+        return lambda texts: [(name, _rewrite(by_template(template))) for name, template in TEMPLATES.items()]
     by_prompt: dict[str, list[Paraphrase]] = {}
     for line in read_paraphrases(source):
         by_prompt.setdefault(line.prompt, []).append(line)
@@ -83,8 +83,12 @@ def read_paraphrases(path: str) -> list[Paraphrase]:
     return rows
 
 
-def _by_template(template: str) -> Rewrite:
-    worded = lambda text: template.replace("{}", text)  # noqa: E731
+def by_template(template: str) -> Callable[[str], str]:
+    """Return what puts a text into a template."""
+    return lambda text: template.replace("{}", text)
+
+
+def _rewrite(worded: Callable[[str], str]) -> Rewrite:
     return lambda prompt, other: (worded(prompt), None if other is None else worded(other))
 
 
@@ -112,7 +116,7 @@ def check_paraphrases(model: Model, claim: Claim, versions: Versions) -> Checked
         return not_run(claim, next(iter(rows.values())).why)
     passed = sum(not row.failed for row in measured.values())
     repeats = Repeats(passed, len(measured), interval(passed, len(measured)))
-    name, worst = min(measured.items(), key=lambda item: (not item[1].failed, _value(item[1])))
+    name, worst = min(measured.items(), key=lambda named: (not named[1].failed, _value(named[1])))
     low, high = repeats.interval
     why = f"It holds in {passed} of {len(measured)} paraphrases (95 % interval {low:.2f} to {high:.2f})."
     if worst.failed:
@@ -174,7 +178,7 @@ def same_token(before: Sequence[str], after: Sequence[str], position: int) -> in
         return position - len(before) + len(after)
     text = before[position].strip()
     behind = sum(piece.strip() == text for piece in before[position + 1 :])
-    same = [number for number, piece in enumerate(after) if piece.strip() == text]
-    if len(same) <= behind:
+    equal = [number for number, piece in enumerate(after) if piece.strip() == text]
+    if len(equal) <= behind:
         raise InputError(f"The paraphrase {shown(''.join(after))} has no token {text!r}, which the claim names.")
-    return same[-1 - behind]
+    return equal[-1 - behind]

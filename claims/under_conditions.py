@@ -60,18 +60,26 @@ def check_under(
 def _checker(model: Model, load: Load, condition: Condition) -> CheckOne:
     """Return what measures a claim under a condition; where the model does not load, it says why."""
     try:
-        if condition.kind == "seed":
-            seed = whole_number(condition.value)
-            return lambda claim: check_claim(model, claim, seed)
-        if condition.kind == "threads":
-            return lambda claim: check_claim(model, claim)
-        if condition.kind == "model":
-            return _in_other(model, load(name=condition.value))
-        value = int(condition.value) if condition.kind == "bits" else condition.value
-        return _in(load(**{condition.kind: value}))
+        changed = model_under(condition, model, load)
     except IcebearError as error:
         why = str(error)
         return lambda claim: not_run(claim, why)
+    if condition.kind == "seed":
+        return partial(check_claim, changed, seed=whole_number(condition.value))
+    return _in_other(model, changed) if condition.kind == "model" else _in(changed)
+
+
+def model_under(condition: Condition, model: Model, load: Load) -> Model:
+    """Return the model of a condition, loaded if it is another one than that of the plain run. Raises
+    `IcebearError`."""
+    match condition.kind:
+        case "dtype" | "attention":
+            return load(**{condition.kind: condition.value})
+        case "bits":
+            return load(bits=int(condition.value))
+        case "model":
+            return load(name=condition.value)
+    return model
 
 
 def _in(changed: Model) -> CheckOne:

@@ -12,6 +12,7 @@ from icebear.app.cli.tables.grid import grid
 
 if TYPE_CHECKING:
     from icebear.claims.checked import CheckedClaims
+    from icebear.claims.monitor_conditions import CheckedMonitor
 
 
 def claims_table(result: CheckedClaims) -> Table:
@@ -38,6 +39,18 @@ def conditions_table(result: CheckedClaims) -> Table:
         rows.append((*texts, *map(Text, map(cell, checked), colors)))
     columns = (">" + heading.replace("=", "= ") for heading in result.headings())
     return grid(">", "claim", *columns, rows=rows, title=result.summary()[0])
+
+
+def monitor_table(result: CheckedMonitor) -> Table:
+    """A monitor under conditions; what does not hold is red."""
+    from icebear.claims.monitor_conditions import COLUMNS_SHOWN
+
+    failed = {run.condition for run in result.runs if run.failed}
+    rows: list[tuple[str | Text, ...]] = [
+        (Text(name, "red" if name in failed else ""), *texts) for name, *texts in result.lines()
+    ]
+    columns = (f">{name}" if name else name for name in COLUMNS_SHOWN)
+    return grid(*columns, rows=rows, title=result.summary()[0])
 
 
 def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:

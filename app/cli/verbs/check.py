@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, named, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, lines, named, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, need
@@ -21,14 +21,20 @@ if TYPE_CHECKING:
     from icebear.claims.checked import CheckedClaims
     from icebear.claims.claim import Claim
     from icebear.claims.conditions import Condition
+    from icebear.claims.monitor_conditions import CheckedMonitor
 
 LEDGER = b'{"icebear_ledger"'
-"""How a ledger of `icebear mcp` begins."""
+"""How a ledger of `icebear mcp` begins, without white space."""
+MONITOR = b'{"icebear_monitor"'
+BEGINNING = 64
+"""Bytes that are read to know which file it is."""
 
 
 @record
 class Options:
     file: str = argument(type="file")
+    with_: str | None
+    without: str | None
     under: tuple[str, ...] = option(
         "Measure all claims once more under this condition: dtype=bfloat16, bits=8, attention=eager, model=OTHER, "
         "threads=1, seed=1, paraphrases=auto or paraphrases=FILE (JSON lines). Repeatable; those of FILE come first.",
@@ -47,21 +53,32 @@ def check(options: Options) -> None:
 
     FILE is made by --claim of explain, rank, circuit, flip, label and concept find. Without --model, each claim is
     checked in the model that it names, or in the default model if it names none. With --model, all claims are checked
-    in that model. With --under, the table has a column for each condition, and says which claims hold everywhere. FILE
-    may also be a ledger of icebear mcp: its calls are made again, and their numbers compared.
+    in that model. With --under, the table has a column for each condition, and says which claims hold everywhere.
+
+    FILE may also be a monitor of icebear concept monitor: the table has the texts of --with and --without (or its
+    held-out texts) that it flags under each condition, at the threshold as it was set. Or a ledger of icebear mcp: its
+    calls are made again, and their numbers compared.
 
     Example:
       icebear explain "The ice bear lives in the" --claim claims.yaml
       icebear check claims.yaml
       icebear check claims.yaml --under dtype=bfloat16 --under bits=8 --under seed=1
+      icebear check music.monitor.json --under dtype=bfloat16
     """
     from icebear.app.cli.tables.evaluations import claims_table, conditions_table
     from icebear.claims.claims_files import read_claims_file
     from icebear.claims.conditions import conditions_of
 
-    with suppress(OSError), open(options.file, "rb") as file:
-        if file.read(len(LEDGER)) == LEDGER:
-            return _check_ledger(options)
+    begins = _beginning(options.file)
+    if begins.startswith(MONITOR):
+        return _check_monitor(options)
+    if options.with_ or options.without:
+        raise click.UsageError("--with and --without are of a monitor; claims have their texts.")
+    if begins.startswith(LEDGER):
+        if options.under:
+            raise click.UsageError("--under is of claims and monitors; leave it out for a ledger.")
+        _check_used(options, ())
+        return _check_ledger(options)
     claims, written = read_claims_file(options.file)
     conditions = conditions_of([*written, *options.under])
     if not claims:
@@ -70,14 +87,45 @@ def check(options: Options) -> None:
     result = _checked(options.model, claims, conditions)
     document = {"file": options.file, **result.to_dict()}
     if conditions:
-        write_page(options.html, result.to_html)
-        write_page(options.markdown, result.to_markdown)
         below = [*result.notes(), "", *result.summary()[1:], "", *result.reasons()]
         show(options.json, document, conditions_table(result), *below)
     else:
         show(options.json, document, claims_table(result))
+    _end(options, result)
+
+
+def _beginning(path: str) -> bytes:
+    """Return the beginning of a file without white space; empty if it cannot be read, which its reader explains."""
+    with suppress(OSError), open(path, "rb") as file:
+        return b"".join(file.read(BEGINNING).split())
+    return b""
+
+
+def _end(options: Options, result: CheckedClaims | CheckedMonitor) -> None:
+    """Write the files, and exit with 1 if what was checked does not hold."""
+    write_page(options.html, result.to_html)
+    write_page(options.markdown, result.to_markdown)
     if not (result.passed_everywhere if options.strict else result.passed):
         raise SystemExit(1)
+
+
+def _check_monitor(options: Options) -> None:
+    """Measure a monitor again, in the model that it names or that of --model."""
+    from icebear.app.cli.tables.evaluations import monitor_table
+    from icebear.claims.conditions import conditions_of
+    from icebear.claims.monitor_conditions import checked_texts, monitor_under
+
+    monitor = icebear.Monitor.load(options.file)
+    conditions = conditions_of(options.under)
+    read = [lines(path) if path else [] for path in (options.with_, options.without)]
+    texts = checked_texts(monitor, *read)
+    name = options.model.model if named("model") else monitor.model_name
+    model = options.model.load(name)
+    with bar("runs") as move:
+        result = monitor_under(model, partial(_again, options.model, name), monitor, texts, conditions, move)
+    document = {"file": options.file, **result.to_dict()}
+    show(options.json, document, monitor_table(result), *result.summary()[1:], "", *result.reasons())
+    _end(options, result)
 
 
 def _check_used(options: Options, conditions: Sequence[Condition]) -> None:
