@@ -75,15 +75,18 @@ class ConditionRun:
 
 def check_claim(model: Model, claim: Claim, seed: int | None = None) -> CheckedClaim:
     """Measure a claim again. seed: of random controls; by default, that of the claim."""
-    measured = None
+    names = model.name, model.fingerprint
     try:
-        measured = claim.what.measured(model, claim.seed if seed is None else seed)
-        verdict, why = _verdict(claim, measured)
+        return checked_number(claim, *names, claim.what.measured(model, claim.seed if seed is None else seed))
     except NumericalError as error:
-        verdict, why = "broken", str(error)
+        return CheckedClaim(claim, *names, None, "broken", str(error))
     except IcebearError as error:
-        verdict, why = "cannot be measured here", str(error)
-    return CheckedClaim(claim, model.name, model.fingerprint, measured, verdict, why)
+        return CheckedClaim(claim, *names, None, "cannot be measured here", str(error))
+
+
+def checked_number(claim: Claim, model: str, fingerprint: str, measured: Measured) -> CheckedClaim:
+    """Return a claim with what was measured of it, and the verdict."""
+    return CheckedClaim(claim, model, fingerprint, measured, *_verdict(claim, measured))
 
 
 def _verdict(claim: Claim, now: Measured) -> tuple[Verdict, str]:

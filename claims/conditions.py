@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
-from urllib.parse import urlsplit
 
 from icebear.errors import InputError
+from icebear.openai_server import check_address
 from icebear.values import LAST_SEED, check_int, one_of, shown, text_of
 
 MOST_THREADS = 1024
@@ -69,12 +69,6 @@ def whole_number(value: str) -> int:
     return int(value)
 
 
-def _address(value: str) -> None:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(f"{shown(value)} is not the address of a server; give one such as http://localhost:8000/v1.")
-
-
 CONDITIONS: dict[str, Callable[[str], Any]] = {
     "dtype": lambda value: one_of(value, "dtype", ("float32", "bfloat16", "float16", "float64")),
     "bits": lambda value: one_of(value, "number of bits", ("8", "4")),
@@ -83,6 +77,6 @@ CONDITIONS: dict[str, Callable[[str], Any]] = {
     "paraphrases": text_of,
     "threads": lambda value: check_int(whole_number(value), "The number of threads", 1, MOST_THREADS),
     "seed": lambda value: check_int(whole_number(value), "The seed", 0, LAST_SEED),
-    "url": _address,
+    "url": check_address,
 }
 """Kind -> what checks its value."""

@@ -16,6 +16,7 @@ from icebear.claims.claim import Claim
 from icebear.claims.conditions import Condition, whole_number
 from icebear.claims.kind import NodeId
 from icebear.claims.rephrasing import check_paraphrases, versions_of
+from icebear.claims.served import ServedModel, check_served
 from icebear.errors import IcebearError, InputError, known_error
 from icebear.models.loading import loading
 from icebear.models.model import Model
@@ -60,6 +61,8 @@ def check_under(
 def _checker(model: Model, load: Load, condition: Condition) -> CheckOne:
     """Return what measures a claim under a condition; where the model does not load, it says why."""
     try:
+        if condition.kind == "url":
+            return partial(check_served, ServedModel.at(condition.value), model)
         changed = model_under(condition, model, load)
     except IcebearError as error:
         why = str(error)
