@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from conftest import LLAMA
 
-from icebear import check, load_model
+from icebear import Neuron, check, load_model
 from icebear.app.cli.main import main
 from icebear.claims.checked import CheckedClaims
 from icebear.claims.checked_claim import CheckedClaim, ConditionRun, Repeats
@@ -20,6 +23,7 @@ from icebear.claims.kinds.predictions import (
     AnswerClaim,
     ClaimedPair,
     RelevanceClaim,
+    SwapClaim,
     TaskClaim,
     most_relevant,
     subject,
@@ -27,7 +31,8 @@ from icebear.claims.kinds.predictions import (
 from icebear.claims.rephrasing import rephrased, same_token, texts_of, versions_of
 from icebear.concepts.attribution.attribute import attribute
 from icebear.errors import InputError, UnknownName
-from icebear.steering.monitor.text_values import interval
+from icebear.steering.concept.detectors import ConceptNeuron
+from icebear.steering.monitor.text_values import interval, text_values
 
 PROMPT, OTHER = " Paris is", " Rome are"
 
@@ -376,3 +381,74 @@ def test_claims_of_texts_and_of_pairs_are_reworded_and_chats_are_not():
     }
     with pytest.raises(InputError):
         texts_of(AnswerClaim(({"role": "user", "content": "a"},), "b"))
+
+
+# --- planted failures ---
+
+
+@pytest.fixture(scope="module")
+def four(tiny, claims):
+    """Claims of four kinds with room below them: an answer, a neuron's relevance, a head's swap, a monitor."""
+    swap = SwapClaim(prompt=PROMPT, counterfactual=OTHER, target=" A", contrast=" B", head=Neuron(2, "head", 0))
+    neuron = claims[1].what.node.neuron
+    texts = [" ".join(words) for words in product([" Paris", " Rome", " A"], [" is", " are"], [" B", " C"])]
+    values = text_values(tiny, [(ConceptNeuron(neuron, "+", 1.0, 0.0, 1.0, 1.0),)], texts, "message")[0]
+    order = np.argsort(values)
+    others, examples = (tuple(texts[row] for row in rows) for rows in (order[:4], order[-4:]))
+    middle = float((values[order[-5]] + values[order[-4]]) / 2)
+    part = (ConceptNeuron(neuron, "+", 1.0, 0.0, 1.0, 1.0),)
+    monitor = MonitorClaim("m", "message", middle, 0.5, part, examples, others)
+    roomy = []
+    for what in (claims[0].what, claims[1].what, swap, monitor):
+        value = what.measured(tiny).value
+        roomy.append(Claim(what, value - abs(value) / 2, 10.0, value=value))
+    return roomy
+
+
+def failures(result):
+    """The cells that fail, as (claim, condition)."""
+    return [
+        (plain.claim.what.kind, name) for plain, cells in result.by_claim() for name, row in cells.items() if row.failed
+    ]
+
+
+def test_a_moved_threshold_fails_in_its_row_only(tiny, four):
+    conditions = ["threads=1", "seed=1", "attention=eager", "dtype=float64"]
+    assert check(tiny, four, conditions).passed_everywhere
+    moved = replace(four[3], what=replace(four[3].what, threshold=four[3].what.threshold + 100))
+    result = check(tiny, [*four[:3], moved], conditions)
+    assert failures(result) == [("monitor", condition) for condition in conditions]
+    assert [row.failed for row in result.rows] == [False, False, False, True]
+
+
+def test_an_exchanged_head_fails_in_its_cell_only(tiny, tiny_folder, four, tmp_path):
+    """Both heads read the same keys, so the model computes the same: only their names are exchanged."""
+    model = load_model(tiny_folder, device="cpu", dtype="float32")
+    attention, width = model.layer_modules[2].self_attn, LLAMA.hidden_size // LLAMA.num_attention_heads
+    order = torch.arange(LLAMA.hidden_size).unflatten(0, (-1, width))[[1, 0, 2, 3]].flatten()
+    with torch.no_grad():
+        attention.q_proj.weight.copy_(attention.q_proj.weight[order].clone())
+        attention.o_proj.weight.copy_(attention.o_proj.weight[:, order].clone())
+    model.net.save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    assert torch.allclose(model.next_logits(PROMPT), tiny.next_logits(PROMPT), atol=1e-4)
+    swap = four[2]
+    exchanged = replace(swap.what, head=Neuron(2, "head", 1)).measured(tiny).value
+    strict = replace(swap, threshold=max(swap.value, exchanged) - 0.1 * abs(swap.value - exchanged))
+    claimed = strict if swap.value > exchanged else replace(strict, what=replace(swap.what, head=Neuron(2, "head", 1)))
+    result = check(tiny, [*four[:2], claimed, four[3]], [f"model={tmp_path}", "threads=1"])
+    assert failures(result) == [("swap", f"model={tmp_path}")]
+    assert result.passed
+
+
+def test_four_bits_fail_in_their_cell_only(tiny, tiny_folder, four):
+    quantized = load_model(tiny_folder, bits=4)
+    words = (" Paris", " Rome", " A", " B", " C", " D", " is", " are")
+    plain, rounded = ({word: AnswerClaim(PROMPT, word).measured(m).value for word in words} for m in (tiny, quantized))
+    word = max(words, key=lambda word: plain[word] / rounded[word])
+    tight = Claim(AnswerClaim(PROMPT, word), 0.99 * plain[word], 10.0, value=plain[word])
+    loose = [replace(claim, threshold=-10.0) for claim in four]
+    result = check(tiny, [tight, *loose], ["attention=eager", "bits=4", "threads=1"])
+    assert failures(result) == [("answer", "bits=4")]
+    assert result.under[1].rows[0].measured.value == pytest.approx(rounded[word], rel=1e-3)
+    assert [row.measured is not None for row in result.under[1].rows] == [True] * 5
