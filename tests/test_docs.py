@@ -36,7 +36,7 @@ from pages import (
 import icebear
 from icebear.actmax import writes
 from icebear.app.cli.main import main
-from icebear.claims import check
+from icebear.claims import under_conditions
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.vocabulary import lens
 from icebear.db.store import Store
@@ -62,7 +62,7 @@ REMEMBERED = (
     (finding, "read"),
     (counterfactuals, "suggest_counterfactuals"),
     (writes, "writes"),
-    (check, "check_claim"),
+    (under_conditions, "check_claim"),
     (fitting, "monitor"),
 )
 """What several commands and blocks of pages compute of the same arguments."""

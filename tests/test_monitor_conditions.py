@@ -13,14 +13,9 @@ from test_concepts import planted, texts
 from icebear import Model, Monitor, find_concept, monitor
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
+from icebear.claims.checked_monitor import CheckedMonitor, FlaggedTexts
 from icebear.claims.conditions import TEMPLATES, conditions_of
-from icebear.claims.monitor_conditions import (
-    CheckedMonitor,
-    FlaggedTexts,
-    bag_of_words,
-    check_monitor,
-    monitor_under,
-)
+from icebear.claims.monitor_conditions import bag_of_words, check_monitor, monitor_under
 from icebear.errors import InputError
 from icebear.steering.monitor.monitor import HELD_OUT
 from icebear.steering.monitor.text_values import interval, text_values, threshold_of

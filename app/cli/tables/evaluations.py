@@ -12,7 +12,7 @@ from icebear.app.cli.tables.grid import grid
 
 if TYPE_CHECKING:
     from icebear.claims.checked import CheckedClaims
-    from icebear.claims.monitor_conditions import CheckedMonitor
+    from icebear.claims.checked_monitor import CheckedMonitor
 
 
 def claims_table(result: CheckedClaims) -> Table:
@@ -43,7 +43,7 @@ def conditions_table(result: CheckedClaims) -> Table:
 
 def monitor_table(result: CheckedMonitor) -> Table:
     """A monitor under conditions; what does not hold is red."""
-    from icebear.claims.monitor_conditions import COLUMNS_SHOWN
+    from icebear.claims.checked_monitor import COLUMNS_SHOWN
 
     failed = {run.condition for run in result.runs if run.failed}
     rows: list[tuple[str | Text, ...]] = [

@@ -19,9 +19,9 @@ from icebear.paths import check_model_path
 
 if TYPE_CHECKING:
     from icebear.claims.checked import CheckedClaims
+    from icebear.claims.checked_monitor import CheckedMonitor
     from icebear.claims.claim import Claim
     from icebear.claims.conditions import Condition
-    from icebear.claims.monitor_conditions import CheckedMonitor
 
 LEDGER = b'{"icebear_ledger"'
 """How a ledger of `icebear mcp` begins, without white space."""
@@ -62,8 +62,8 @@ def check(options: Options) -> None:
     Example:
       icebear explain "The ice bear lives in the" --claim claims.yaml
       icebear check claims.yaml
-      icebear check claims.yaml --under dtype=bfloat16 --under bits=8 --under seed=1
-      icebear check music.monitor.json --under dtype=bfloat16
+      icebear check claims.yaml --under seed=1 --under attention=eager
+      icebear check music.monitor.json --under paraphrases=auto
     """
     from icebear.app.cli.tables.evaluations import claims_table, conditions_table
     from icebear.claims.claims_files import read_claims_file
