@@ -113,7 +113,7 @@ def texts_under(condition: Condition, texts: Texts) -> dict[str, Texts]:
     if condition.kind != "paraphrases":
         return {condition.label: texts}
     if condition.value == AUTO:
-        by_name = {f"{condition}, {name}": by_template(template) for name, template in TEMPLATES.items()}
+        by_name = {f"{condition} ({name})": by_template(template) for name, template in TEMPLATES.items()}
         reworded = ((name, [tuple(map(worded, part)) for part in texts]) for name, worded in by_name.items())
         return {name: (with_it, without) for name, (with_it, without) in reworded}
     lines = read_paraphrases(condition.value)

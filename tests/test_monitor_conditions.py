@@ -104,7 +104,7 @@ def test_too_many_flags_without_the_concept_fail_too(model, made):
 
 def test_templates_have_a_run_each_of_reworded_texts(model, made):
     result = check_monitor(model, made, under=["paraphrases=auto"])
-    assert [run.condition for run in result.runs[1:]] == [f"paraphrases=auto, {name}" for name in TEMPLATES]
+    assert [run.condition for run in result.runs[1:]] == [f"paraphrases=auto ({name})" for name in TEMPLATES]
     for run, template in zip(result.runs[1:], TEMPLATES.values(), strict=True):
         worded = [[template.replace("{}", text) for text in part] for part in made.held_out]
         assert run.flagged == check_monitor(model, made, *worded).runs[0].flagged
