@@ -64,7 +64,7 @@ def literal(text: str) -> str:
 
 def percent(*shares: float) -> str:
     """Return a share, or the limits of an interval, in percent."""
-    return f"{' to '.join(f'{100 * share:.{0 if share >= 0.1 else 1}f}' for share in shares)} %"
+    return f"{' to '.join(f'{100 * share:.{0 if share >= 0.1 or not share else 1}f}' for share in shares)} %"
 
 
 def color(share: float) -> tuple[int, int, int]:
