@@ -303,6 +303,21 @@ def test_options_of_a_table_need_conditions(claims, tmp_path, monkeypatch):
         assert "--under" in done.stderr
 
 
+def test_options_of_other_files_are_refused(claims, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_claims("c.yaml", claims)
+    (tmp_path / "t.txt").write_text("a b")
+    (tmp_path / "ledger.jsonl").write_text('{"icebear_ledger": 1}\n')
+    ledger, texts = ["check", "ledger.jsonl"], ["--with", "t.txt", "--without", "t.txt"]
+    for words in (
+        [*ledger, "--under", "seed=1"],
+        [*ledger, "--strict"],
+        [*ledger, *texts],
+        ["check", "c.yaml", *texts],
+    ):
+        assert CliRunner().invoke(main, words).exit_code == 2, words
+
+
 # --- paraphrases ---
 
 
