@@ -63,22 +63,24 @@ class ConditionTable:
                 hold.append(str(number))
             if unmeasured:
                 lacking.append(f"{number} ({', '.join(unmeasured)})")
-        count = f"{len(self.rows)} claims, in the plain run and under {len(self.under)} conditions"
+        conditions = f"{len(self.under)} condition{'s' * (len(self.under) != 1)}"
+        count = f"{len(self.rows)} claims, in the plain run and under {conditions}"
         lines = [f"{count}: {len(hold)} hold wherever they were measured, {len(fail)} do not."]
         for what, numbers in (("Hold", hold), ("Do not hold", fail), ("Not measured", lacking)):
             lines += [f"{what}: {', '.join(numbers)}."] if numbers else []
         return lines
 
     def reasons(self) -> list[str]:
-        """Return a sentence for each cell that did not pass; one for equal reasons of a claim."""
-        lines = []
+        """Return a sentence for each cell that did not pass, and for each count of paraphrases; equal ones together."""
+        numbers: dict[tuple[str, str], list[str]] = {}
         for number, (plain, by_condition) in enumerate(self.by_claim(), 1):
             names: dict[str, list[str]] = {}
             for name, row in {PLAIN: plain, **by_condition}.items():
                 if row.why:
                     names.setdefault(f"{row.verdict}. {row.why}", []).append(name)
-            lines += [f"{number}, {', '.join(where)}: {why}" for why, where in names.items()]
-        return lines
+            for why, where in names.items():
+                numbers.setdefault((", ".join(where), why), []).append(str(number))
+        return [f"{', '.join(claims)}, {where}: {why}" for (where, why), claims in numbers.items()]
 
     def notes(self) -> list[str]:
         """Say what the cells are, and by which templates prompts were paraphrased."""

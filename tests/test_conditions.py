@@ -235,6 +235,14 @@ def test_the_summary_is_a_count_of_the_cells():
     assert made(TABLE[:1]).passed_everywhere
 
 
+def test_equal_reasons_are_one_line():
+    table = [("passed", "broken"), ("passed", "broken"), ("broken", "broken"), ("passed", "passed")]
+    assert made(table).reasons() == [
+        "1, 2, seed=0: broken. Why <b>broken</b>|.",
+        "3, the plain run, seed=0: broken. Why <b>broken</b>|.",
+    ]
+
+
 def test_markdown_and_html_have_each_cell_and_no_markup_of_a_file():
     text, page = made(TABLE).to_markdown(), made(TABLE).to_html()
     lines = [line for line in text.splitlines() if line.startswith("|")]
