@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.claims.check import check_claim
+from icebear.claims.checked_claim import check_claim
 from icebear.claims.claim import Claim
 from icebear.claims.kind import Kind
 from icebear.claims.kinds.edits import FlipClaim

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import yaml
 
 from icebear.claims.claim import CONVERTER, Claim
+from icebear.claims.conditions import Condition, conditions_of
 from icebear.claims.kind import Draft
 from icebear.converters import check_version
 from icebear.errors import InputError
@@ -18,11 +19,15 @@ from icebear.paths import existing, local, locked, read_text, write_file
 
 FORMAT = 1
 KEY = "icebear_claims"
+UNDER = "under"
+"""The key of the conditions under which the claims of a file are checked."""
 LARGEST = 1_000_000
 """The largest file, in bytes."""
 DEEPEST = 20
 WAITING = 60
 """Seconds; an append takes milliseconds."""
+ClaimsOfFile = tuple[tuple[Claim, ...], tuple[Condition, ...]]
+"""The claims of a file, and the conditions under which they are checked."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -43,8 +48,13 @@ class _PlainLoader(_Loader):
 
 
 def read_claims(path: str | Path) -> tuple[Claim, ...]:
-    """Read a file of claims. Raises `InputError` if it is none, or too large, or has YAML that claims do not need:
-    anchors, aliases and tags."""
+    """Read the claims of a file. Raises `InputError` as `read_claims_file` does."""
+    return read_claims_file(path)[0]
+
+
+def read_claims_file(path: str | Path) -> ClaimsOfFile:
+    """Read a file of claims, and the conditions under which they are checked. Raises `InputError` if it is none, or too
+    large, or has YAML that claims do not need: anchors, aliases and tags."""
     try:
         size = existing(path).stat().st_size
     except FileNotFoundError:
@@ -58,17 +68,26 @@ def _is_json(path: str | Path) -> bool:
     return str(path).endswith(".json")
 
 
-def _parsed(text: str, source: str) -> tuple[Claim, ...]:
+def _parsed(text: str, source: str) -> ClaimsOfFile:
     is_json = _is_json(source) and text.lstrip().startswith("{")  # files of earlier versions have YAML
     data = _from_json(text, source) if is_json else _from_yaml(text, source)
     version = data.get(KEY) if isinstance(data, dict) else None
     check_version(version, FORMAT, source, InputError)
     if not isinstance(data, dict) or version != FORMAT or not isinstance(data.get("claims"), list):
         raise InputError(f"{source} is not a file of claims; add {KEY!r}: {FORMAT} and a list of claims.")
-    if set(data) - {KEY, "claims"}:
-        more = ", ".join(map(repr, sorted(map(str, set(data) - {KEY, "claims"}))))
-        raise InputError(f"{source} has the unknown entry {more}; remove it.")
-    return tuple(_claim(fields, number, source) for number, fields in enumerate(data["claims"], 1))
+    if more := set(data) - {KEY, UNDER, "claims"}:
+        raise InputError(f"{source} has the unknown entry {', '.join(map(repr, sorted(map(str, more))))}; remove it.")
+    claims = tuple(_claim(fields, number, source) for number, fields in enumerate(data["claims"], 1))
+    return claims, _conditions(data.get(UNDER, []), source)
+
+
+def _conditions(values: Any, source: str) -> tuple[Condition, ...]:
+    if not isinstance(values, list):
+        raise InputError(f"{source} has {UNDER!r} without a list of conditions; write it like [dtype=bfloat16].")
+    try:
+        return conditions_of(values)
+    except InputError as reason:
+        raise InputError(f"The conditions of {source} cannot be read. {reason}") from None
 
 
 def _from_json(text: str, source: str) -> Any:
@@ -114,12 +133,15 @@ def _claim(data: Any, number: int, source: str) -> Claim:
         ) from None
 
 
-def write_claims(path: str | Path, claims: Sequence[Claim]) -> None:
-    """Write a file of claims, in place of one that exists: JSON if its name ends so, else YAML. Raises `InputError`."""
+def write_claims(path: str | Path, claims: Sequence[Claim], under: Sequence[Condition] = ()) -> None:
+    """Write a file of claims, in place of one that exists: JSON if its name ends so, else YAML. under: the conditions
+    under which they are checked. Raises `InputError`."""
+    conditions = {UNDER: list(map(str, under))} if under else {}
     if _is_json(path):
-        text = json.dumps({KEY: FORMAT, "claims": _rows(claims)}, ensure_ascii=False, indent=1) + "\n"
+        text = json.dumps({KEY: FORMAT, **conditions, "claims": _rows(claims)}, ensure_ascii=False, indent=1) + "\n"
     else:
-        text = f"{KEY}: {FORMAT}\nclaims:\n{_text(claims)}"
+        heading = yaml.safe_dump({KEY: FORMAT, **conditions}, sort_keys=False, allow_unicode=True)
+        text = f"{heading}claims:\n{_text(claims)}"
     _write(path, text)
 
 
@@ -136,16 +158,16 @@ def append_claims(path: str | Path, claims: Sequence[Claim]) -> int:
         if not local(path).exists():
             write_claims(path, claims)
             return 0
-        before = read_claims(path)
+        before, under = read_claims_file(path)
         text = read_text(path).rstrip("\n") + "\n" + _text(claims)
         try:
-            same_list = not _is_json(path) and _parsed(text, str(path)) == (*before, *claims)
+            same_list = not _is_json(path) and _parsed(text, str(path)) == ((*before, *claims), under)
         except InputError:  # its list is written in another way
             same_list = False
         if same_list:
             _write(path, text)
         else:
-            write_claims(path, (*before, *claims))
+            write_claims(path, (*before, *claims), under)
         return len(before)
 
 

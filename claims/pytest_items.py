@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from icebear.claims.check import check_claim
+from icebear.claims.checked_claim import check_claim
 from icebear.claims.claims_files import read_claims
 from icebear.errors import IcebearError
 from icebear.models.loading import loading

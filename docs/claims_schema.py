@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from icebear.claims.claim import TAG, Claim
-from icebear.claims.claims_files import FORMAT, KEY
+from icebear.claims.claims_files import FORMAT, KEY, UNDER
 from icebear.claims.kind import Kind, NodeId
 from icebear.claims.kinds import KINDS
 from icebear.edits import Edit
@@ -27,7 +27,11 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Claims of icebear",
         "type": "object",
-        "properties": {KEY: {"const": FORMAT}, "claims": {"type": "array", "items": _of(Claim)}},
+        "properties": {
+            KEY: {"const": FORMAT},
+            UNDER: {"type": "array", "items": {"type": "string", "description": "written like dtype=bfloat16"}},
+            "claims": {"type": "array", "items": _of(Claim)},
+        },
         "required": [KEY, "claims"],
         "additionalProperties": False,
         "$defs": kinds,

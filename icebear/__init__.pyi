@@ -11,8 +11,8 @@ from .actmax.index.parts import scan_part as scan_part
 from .actmax.more_examples import more_examples as more_examples
 from .actmax.page import Card as Card
 from .actmax.shipped.shipped_index import shipped_store as shipped_store
-from .claims.check import CheckedClaims as CheckedClaims
 from .claims.check import check as check
+from .claims.checked import CheckedClaims as CheckedClaims
 from .concepts.answers.breakdown import SourceBreakdown as SourceBreakdown
 from .concepts.answers.breakdown import source_breakdown as source_breakdown
 from .concepts.answers.counterfactuals import Suggestion as Suggestion

@@ -56,6 +56,17 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(environment().get_template(template).render(**values))
 
 
+def literal(text: str) -> str:
+    """Return a text so that Markdown shows it as it is, in one line."""
+    special = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|"})
+    return " ".join(text.split()).translate(special)
+
+
+def percent(*shares: float) -> str:
+    """Return a share, or the limits of an interval, in percent."""
+    return f"{' to '.join(f'{100 * share:.{0 if share >= 0.1 or not share else 1}f}' for share in shares)} %"
+
+
 def color(share: float) -> tuple[int, int, int]:
     """Return the RGB color of a signed share of the largest value, -1 to 1: blue, white, red."""
     end = POSITIVE if share >= 0 else NEGATIVE

@@ -281,9 +281,9 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
             "claims": [{"what": {"kind": kind, **what}, "threshold": 1, "control_below": 1}],
         }
         validator.validate(document)
-        (claim,) = files._parsed(json.dumps(document), "here")  # JSON is YAML
+        ((claim,), _) = files._parsed(json.dumps(document), "here")  # JSON is YAML
         assert type(claim.what) is KINDS[kind]
-        assert files._parsed("icebear_claims: 1\nclaims:\n" + files._text([claim]), "here") == (claim,)
+        assert files._parsed("icebear_claims: 1\nclaims:\n" + files._text([claim]), "here") == ((claim,), ())
         document["claims"][0]["what"]["more"] = 1
         assert not validator.is_valid(document)
         with pytest.raises(InputError, match="more"):
@@ -377,7 +377,7 @@ def test_a_hostile_file_gets_a_sentence(text, tmp_path):
 def test_any_text_is_read_as_it_was_written(prompt, answer, number):
     answer = answer.encode(errors="ignore").decode()
     claim = Claim(AnswerClaim(prompt, answer), number, number, value=number)
-    assert files._parsed("icebear_claims: 1\nclaims:\n" + files._text([claim]), "here") == (claim,)
+    assert files._parsed("icebear_claims: 1\nclaims:\n" + files._text([claim]), "here") == ((claim,), ())
 
 
 def test_a_file_that_could_not_be_read_again_is_not_written(tmp_path):

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from test_labels import SENTENCES, TOPIC, WORD, planted, texts
 from test_packed_parts import ENCODER
 
-from icebear import Neuron, build_index, describe, embed_examples, open_store, read_corpus
+from icebear import Neuron, build_index, describe, embed_examples, open_store, openai_server, read_corpus
 from icebear.actmax.labels import descriptions, null, sample, writer
 from icebear.actmax.labels.auto import label_neurons
 from icebear.actmax.labels.descriptions import calls_left, describe_neurons, score_label
@@ -168,7 +168,7 @@ def test_what_is_wrong_with_a_server_is_an_error(fault):
 
 
 def test_a_slow_server_and_one_that_is_down_are_errors(monkeypatch):
-    monkeypatch.setattr(writer, "SECONDS", 0.3)
+    monkeypatch.setattr(openai_server, "SECONDS", 0.3)
 
     def slow(request):
         time.sleep(1)

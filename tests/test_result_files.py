@@ -143,7 +143,7 @@ RESULTS = {
     ),
     "measured sources": lambda model, base: sources(model, model.answer("Ice. Bears. Cold", max_new_tokens=4)),
     "a matrix": lambda model, base: matrix(model, model.answer(PROMPT, max_new_tokens=4), by="token"),
-    "claims": lambda model, base: check(model, [Claim(AnswerClaim(PROMPT, "a"), 0.4, 0.3)]),
+    "claims": lambda model, base: check(model, [Claim(AnswerClaim(PROMPT, "a"), 0.4, 0.3)], ["seed=1"]),
     "stage shares": lambda model, base: stages(model, **STAGED).transfer("ice bear", "icy bear"),
 }
 

@@ -91,6 +91,12 @@ def check_node(model: Model, relevance: Relevance, node: NodeId) -> None:
         )
 
 
+def control_contexts(model: Model) -> list[list[int]]:
+    """Return the token ids of the held-out contexts after which an answer's probability is measured."""
+    contexts = HeldOutContexts(model).contexts
+    return contexts[:: max(1, len(contexts) // CONTEXTS)]
+
+
 @dataclass(frozen=True)
 class AnswerClaim(Kind):
     """The model answers this prompt so: the probability of a token, phrase or label. The control is its mean
@@ -104,9 +110,7 @@ class AnswerClaim(Kind):
 
     def measured(self, model: Model, seed: int = 0) -> Measured:
         phrase = wanted_ids(model, self.answer, self.prompt)
-        contexts = HeldOutContexts(model).contexts
-        spaced = contexts[:: max(1, len(contexts) // CONTEXTS)]
-        control = fmean(phrase_probability(model, [], context, phrase) for context in spaced)
+        control = fmean(phrase_probability(model, [], context, phrase) for context in control_contexts(model))
         return Measured(phrase_probability(model, [], self.prompt, phrase), control)
 
     @classmethod

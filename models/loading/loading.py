@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import warnings
 from collections import Counter
@@ -329,6 +330,7 @@ def _weight_options(
         if bits not in (4, 8):
             raise InputError(f"bits must be 8 or 4, not {bits}.")
         need("bits")
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # each pass says that inputs are cast to float16
         from transformers import BitsAndBytesConfig
 
         four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}

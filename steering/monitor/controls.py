@@ -71,7 +71,8 @@ def measured(
         each = [scores[start : start + sum(counts)] for scores in values]
         rates += averaged(name, list(zip((*names, BAG), each, bars, strict=True)), *counts)
         start += sum(counts)
-    return replace(monitor, rates=tuple(rates), provenance={**monitor.provenance, "keywords": removed})
+    provenance = {**monitor.provenance, "keywords": removed}
+    return replace(monitor, rates=tuple(rates), provenance=provenance, held_out=of.tests())
 
 
 def by_chance(concept: Concept, detector: Detector) -> list[tuple[str, Detector]]:

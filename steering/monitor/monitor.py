@@ -107,6 +107,8 @@ class Monitor(Saved):
     model_fingerprint: str
     rates: tuple[Rate, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
+    held_out: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    """The texts with and without the concept that `rates` are of, if it has them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,8 @@ from rich.text import Text
 from icebear.app.cli.tables.grid import grid
 
 if TYPE_CHECKING:
-    from icebear.claims.check import CheckedClaims
+    from icebear.claims.checked import CheckedClaims
+    from icebear.claims.checked_monitor import CheckedMonitor
 
 
 def claims_table(result: CheckedClaims) -> Table:
@@ -26,6 +27,30 @@ def claims_table(result: CheckedClaims) -> Table:
     passed = sum(row.verdict == "passed" for row in result.rows)
     title = f"{passed} of {len(result.rows)} claims passed"
     return grid("claim", ">then", ">now", ">control", "verdict", rows=rows, title=title)
+
+
+def conditions_table(result: CheckedClaims) -> Table:
+    """Claims then, now, and under each condition, numbered; what did not pass is red."""
+    from icebear.claims.condition_table import cell
+
+    rows: list[tuple[str | Text, ...]] = []
+    for *texts, checked in result.lines():
+        colors = ("red" if row.failed else "green" if row.measured else "dim" for row in checked)
+        rows.append((*texts, *map(Text, map(cell, checked), colors)))
+    columns = (">" + heading.replace("=", "= ") for heading in result.headings())
+    return grid(">", "claim", *columns, rows=rows, title=result.summary()[0])
+
+
+def monitor_table(result: CheckedMonitor) -> Table:
+    """A monitor under conditions; what does not hold is red."""
+    from icebear.claims.checked_monitor import COLUMNS_SHOWN
+
+    failed = {run.condition for run in result.runs if run.failed}
+    rows: list[tuple[str | Text, ...]] = [
+        (Text(name, "red" if name in failed else ""), *texts) for name, *texts in result.lines()
+    ]
+    columns = (f">{name}" if name else name for name in COLUMNS_SHOWN)
+    return grid(*columns, rows=rows, title=result.summary()[0])
 
 
 def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from icebear.app.cli.options import ModelOptions, argument, named, record, verb
-from icebear.app.cli.output import show
+import click
+
+import icebear
+from icebear.app.cli.options import ModelOptions, argument, lines, named, option, record, verb
+from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, need
+from icebear.paths import check_model_path
+
+if TYPE_CHECKING:
+    from icebear.claims.checked import CheckedClaims
+    from icebear.claims.checked_monitor import CheckedMonitor
+    from icebear.claims.claim import Claim
+    from icebear.claims.conditions import Condition
 
 LEDGER = b'{"icebear_ledger"'
-"""How a ledger of `icebear mcp` begins."""
+"""How a ledger of `icebear mcp` begins, without white space."""
+MONITOR = b'{"icebear_monitor"'
+BEGINNING = 64
+"""Bytes that are read to know which file it is."""
 
 
 @record
 class Options:
     file: str = argument(type="file")
+    with_: str | None
+    without: str | None
+    under: tuple[str, ...] = option(
+        "Measure all claims once more under this condition: dtype=bfloat16, bits=8, attention=eager, model=OTHER, "
+        "threads=1, seed=1, paraphrases=auto or paraphrases=FILE (JSON lines). Repeatable; those of FILE come first.",
+        multiple=True,
+    )
+    strict: bool = option("Exit with 1 also if a claim fails under a condition.")
     json: bool
+    html: str | None
+    markdown: str | None = option("Write the table in Markdown to this file, as for an appendix.", type="output")
     model: ModelOptions
 
 
@@ -28,36 +53,115 @@ def check(options: Options) -> None:
 
     FILE is made by --claim of explain, rank, circuit, flip, label and concept find. Without --model, each claim is
     checked in the model that it names, or in the default model if it names none. With --model, all claims are checked
-    in that model. FILE may also be a ledger of icebear mcp: its calls are made again, and their numbers compared.
+    in that model. With --under, the table has a column for each condition, and says which claims hold everywhere.
+
+    FILE may also be a monitor of icebear concept monitor: the table has the texts of --with and --without (or its
+    held-out texts) that it flags under each condition, at the threshold as it was set. Or a ledger of icebear mcp: its
+    calls are made again, and their numbers compared.
 
     Example:
       icebear explain "The ice bear lives in the" --claim claims.yaml
       icebear check claims.yaml
+      icebear check claims.yaml --under seed=1 --under attention=eager
+      icebear check music.monitor.json --under paraphrases=auto
     """
-    from icebear.app.cli.tables.evaluations import claims_table
-    from icebear.claims.check import CheckedClaim, CheckedClaims, check
-    from icebear.claims.claim import Claim
-    from icebear.claims.claims_files import read_claims
+    from icebear.app.cli.tables.evaluations import claims_table, conditions_table
+    from icebear.claims.claims_files import read_claims_file
+    from icebear.claims.conditions import conditions_of
 
-    with suppress(OSError), open(options.file, "rb") as file:
-        if file.read(len(LEDGER)) == LEDGER:
-            return _check_ledger(options)
-    claims = read_claims(options.file)
+    begins = _beginning(options.file)
+    if begins.startswith(MONITOR):
+        return _check_monitor(options)
+    if options.with_ or options.without:
+        raise click.UsageError("--with and --without are of a monitor; claims have their texts.")
+    if begins.startswith(LEDGER):
+        if options.under:
+            raise click.UsageError("--under is of claims and monitors; leave it out for a ledger.")
+        _check_used(options, ())
+        return _check_ledger(options)
+    claims, written = read_claims_file(options.file)
+    conditions = conditions_of([*written, *options.under])
     if not claims:
         raise InputError(f"{options.file} has no claim; write one with --claim (docs/claims.md).")
+    _check_used(options, conditions)
+    result = _checked(options.model, claims, conditions)
+    document = {"file": options.file, **result.to_dict()}
+    if conditions:
+        below = [*result.notes(), "", *result.summary()[1:], "", *result.reasons()]
+        show(options.json, document, conditions_table(result), *below)
+    else:
+        show(options.json, document, claims_table(result))
+    _end(options, result)
+
+
+def _beginning(path: str) -> bytes:
+    """Return the beginning of a file without white space; empty if it cannot be read, which its reader explains."""
+    with suppress(OSError), open(path, "rb") as file:
+        return b"".join(file.read(BEGINNING).split())
+    return b""
+
+
+def _end(options: Options, result: CheckedClaims | CheckedMonitor) -> None:
+    """Write the files, and exit with 1 if what was checked does not hold."""
+    write_page(options.html, result.to_html)
+    write_page(options.markdown, result.to_markdown)
+    if not (result.passed_everywhere if options.strict else result.passed):
+        raise SystemExit(1)
+
+
+def _check_monitor(options: Options) -> None:
+    """Measure a monitor again, in the model that it names or that of --model."""
+    from icebear.app.cli.tables.evaluations import monitor_table
+    from icebear.claims.conditions import conditions_of
+    from icebear.claims.monitor_conditions import checked_texts, monitor_under
+
+    monitor = icebear.Monitor.load(options.file)
+    conditions = conditions_of(options.under)
+    read = [lines(path) if path else [] for path in (options.with_, options.without)]
+    texts = checked_texts(monitor, *read)
+    name = options.model.model if named("model") else monitor.model_name
+    model = options.model.load(name)
+    with bar("runs") as move:
+        result = monitor_under(model, partial(_again, options.model, name), monitor, texts, conditions, move)
+    document = {"file": options.file, **result.to_dict()}
+    show(options.json, document, monitor_table(result), *result.summary()[1:], "", *result.reasons())
+    _end(options, result)
+
+
+def _check_used(options: Options, conditions: Sequence[Condition]) -> None:
+    """Refuse options that only a table of conditions has."""
+    names = ("strict", "html", "markdown")
+    unused = [f"--{name}" for name in names if getattr(options, name)]
+    if unused and not conditions:
+        raise click.UsageError(f"{', '.join(unused)} needs conditions; add --under CONDITION.")
+
+
+def _checked(options: ModelOptions, claims: Sequence[Claim], conditions: Sequence[Condition]) -> CheckedClaims:
+    """Check claims, those of each model that they name together."""
+    from icebear.claims.checked import CheckedClaims
+    from icebear.claims.checked_claim import ConditionRun
+    from icebear.claims.under_conditions import check_under
+
     groups: dict[str, list[Claim]] = {}
     for claim in claims:
-        name = options.model.model if named("model") or not claim.provenance else claim.provenance.model
+        name = options.model if named("model") or not claim.provenance else claim.provenance.model
         groups.setdefault(name, []).append(claim)
-    rows: list[CheckedClaim] = []
+    results = []
     for name, group in groups.items():
-        model = options.model.load(name)
+        model = options.load(name)
         with bar("claims") as move:
-            rows += check(model, group, move).rows
-    result = CheckedClaims(tuple(rows))
-    show(options.json, {"file": options.file, **result.to_dict()}, claims_table(result))
-    if not result.passed:
-        raise SystemExit(1)
+            results.append(check_under(model, partial(_again, options, name), group, conditions, move))
+    rows = tuple(row for result in results for row in result.rows)
+    runs = zip(*(result.under for result in results), strict=True)
+    under = tuple(ConditionRun(parts[0].condition, tuple(row for run in parts for row in run.rows)) for parts in runs)
+    return CheckedClaims(rows, under)
+
+
+def _again(options: ModelOptions, plain: str, name: str | None = None, **changes: Any) -> icebear.Model:
+    """Load a model with other arguments. It is not kept: a condition is measured once."""
+    name = plain if name is None else name
+    check_model_path(name)
+    return icebear.load_model(name, **{**options.arguments, **changes})
 
 
 def _check_ledger(options: Options) -> None:

@@ -35,13 +35,8 @@ def concept() -> None:
 @record
 class Find:
     name: str = argument()
-    with_: str = option("File of texts with the concept, one per line.", type="file", required=True)
-    without: str = option(
-        "File of texts without the concept, one per line. They should resemble the texts of --with in everything but "
-        "the concept.",
-        type="file",
-        required=True,
-    )
+    with_: str = option(required=True)
+    without: str = option(required=True)
     max_neurons: int = option(default=20)
     claim: str | None
     site: str = option("Sites of the neurons, separated by commas: ffn, attn, q, k, v, ...", "ffn,attn")
