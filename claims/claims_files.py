@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -19,6 +20,7 @@ from icebear.paths import existing, local, locked, read_text, write_file
 
 FORMAT = 1
 KEY = "icebear_claims"
+LOCAL = ("localhost", "127.0.0.1", "::1")
 UNDER = "under"
 """The key of the conditions under which the claims of a file are checked."""
 LARGEST = 1_000_000
@@ -85,9 +87,13 @@ def _conditions(values: Any, source: str) -> tuple[Condition, ...]:
     if not isinstance(values, list):
         raise InputError(f"{source} has {UNDER!r} without a list of conditions; write it like [dtype=bfloat16].")
     try:
-        return conditions_of(values)
+        conditions = conditions_of(values)
     except InputError as reason:
         raise InputError(f"The conditions of {source} cannot be read. {reason}") from None
+    for condition in conditions:  # who wrote the file must not be sent the key of who checks it
+        if condition.kind == "url" and urlsplit(condition.value).hostname not in LOCAL:
+            raise InputError(f"{source} names a server elsewhere, {condition}; give it with --under, if you trust it.")
+    return conditions
 
 
 def _from_json(text: str, source: str) -> Any:

@@ -1,6 +1,7 @@
 """Claims under conditions: each cell is what a plain check of that model gives."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 
@@ -110,6 +111,15 @@ def test_a_condition_is_its_text_and_once_in_a_list():
 def test_what_is_no_condition_is_refused(text):
     with pytest.raises(InputError):
         Condition.parse(text)
+
+
+@pytest.mark.parametrize(("host", "known"), [("localhost:8000", True), ("127.0.0.1", True), ("elsewhere.org", False)])
+def test_a_file_of_claims_names_no_server_elsewhere(tmp_path, host, known):
+    """Who wrote it must not be sent the key of who checks it."""
+    file = tmp_path / "claims.json"
+    file.write_text(json.dumps({"icebear_claims": 1, "claims": [], "under": [f"url=http://{host}/v1"]}))
+    with nullcontext() if known else pytest.raises(InputError):
+        assert [str(each) for each in read_claims_file(file)[1]] == [f"url=http://{host}/v1"]
 
 
 def test_an_unknown_kind_names_the_nearest():
