@@ -147,7 +147,7 @@ def packed_labels(store: Store) -> tuple[Arrays, dict[str, Any]] | None:
     nulls = [store.controls.get(control_name(store, heads=heads)) for heads in (False, True)]
     numbered = {tuple(words): number for number, words in enumerate(topics["words"])}
     tokens: dict[str, int] = {}
-    kinds, units, significant, items, numbers, scores = [], [], [], [], [], []
+    kinds, units, significant, items, numbers, scores, strongest = [], [], [], [], [], [], []
     sentences: dict[str, int] = {}
     for side in ((neuron, polarity) for neuron in neurons for polarity in POLARITIES):
         meaning = meanings.get(side)
@@ -168,6 +168,7 @@ def packed_labels(store: Store) -> tuple[Arrays, dict[str, Any]] | None:
         if meaning.significant:
             by_token, other = record["auroc"]["token"], record["other_neuron"] or 0.0
             scores.append([*(record[name] for name in SCORES[:3]), by_token, other])
+            strongest.append(record["strongest"])
     arrays = {
         "label_kinds": np.array(kinds, np.uint8),
         "label_units": np.array(units, np.uint8),
@@ -175,6 +176,7 @@ def packed_labels(store: Store) -> tuple[Arrays, dict[str, Any]] | None:
         "label_items": np.array(items, np.uint16),
         "label_numbers": to_steps(np.array(numbers)),
         "label_scores": to_steps(np.array(scores).reshape(-1, len(SCORES))),
+        "label_strongest": np.array(strongest, np.uint8).reshape(-1, 2),
     }
     about = {"topics": topics, "nulls": list(filter(None, nulls)), "tokens": list(tokens), "sentences": sentences}
     return arrays, about

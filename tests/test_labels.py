@@ -35,6 +35,7 @@ from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg, most_significant
 from icebear.actmax.labels.null import Nulls, sides, true_share
 from icebear.actmax.labels.sample import Sample, part_of, prepare_samples, read_activations
+from icebear.actmax.labels.strongest import StrongestSentences
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.tables.cards import card_report, labels_table
@@ -126,6 +127,36 @@ def test_a_planted_neuron_gets_the_right_label(indexed):
         assert all(set(map(str.strip, hit.sentence.tokens)) & set(TOPICS["song"]) for hit in hits)
         assert all(part_of(hit.sentence.title) == "test" for hit in hits)
         assert f"{topic.text} ({topic.score:.2f} by {topic.by})" in html.unescape(card.to_html())
+
+
+def test_a_label_is_true_at_the_strongest_sentences(indexed):
+    """Counted by hand; the label of another neuron, however significant, is not shown."""
+    model, path = indexed
+    with open_store(path) as store:
+        label_neurons(model, store, [WORD, TOPIC, OTHER])
+        result = store.labels.meanings([WORD, TOPIC])
+        word, topic = result[WORD, "+"], result[TOPIC, "+"]
+        rows = store.examples(WORD, "+", 6)
+        assert word.record["strongest"] == [sum(row.token_text.strip() == "zebra" for row in rows), 6] == [6, 6]
+        strongest = StrongestSentences(store)
+        for step, kind in ((0, "tokens"), (1, "before"), (-1, "after")):
+            around = [row.sentence.tokens[row.token + step : row.token + step + 1] for row in rows]
+            tokens = [token[0].lower() for token in around if token]
+            by_hand = sum(token == tokens[0] for token in tokens)
+            assert strongest.true(Label(kind, (tokens[0],)), rows).sum() == by_hand
+        label = Label("topic", tuple(topic.record["label"]["items"]))
+        songs = store.examples(TOPIC, "+")
+        fits = dict(zip([row.sentence.id for row in songs], strongest.true(label, songs).tolist(), strict=True))
+        parts = prepare_samples(model, store).values()
+        of_samples = {}
+        for part in parts:
+            ids = (sentence.id for sentence in part.sentences)
+            of_samples |= dict(zip(ids, label.degree(part) >= kinds.ALIKE, strict=True))
+        both = fits.keys() & of_samples.keys()
+        assert both
+        assert {sentence: fits[sentence] for sentence in both} == {sentence: of_samples[sentence] for sentence in both}
+        [moved] = strongest.fitting([replace(word, neuron=OTHER)])
+        assert (moved.significant, moved.record["strongest"][0] < 2) == (False, True)
 
 
 def test_a_candidate_that_did_not_pass_is_not_shown(indexed, tmp_path):

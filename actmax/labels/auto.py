@@ -12,6 +12,7 @@ from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import Null, Nulls, Sides, controls, random_neurons, sides, true_share
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations, topics_name
 from icebear.actmax.labels.scores import TopActivations, score, token_mean_baseline
+from icebear.actmax.labels.strongest import StrongestSentences
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.models.model import Model
@@ -45,6 +46,7 @@ def label_neurons(
     parts = prepare_samples(model, store)
     apart = ([n for n in wanted if (n.site == "head") is heads] for heads in (False, True))
     groups = [rows[start : start + GROUP] for rows in apart for start in range(0, len(rows), GROUP)]
+    strongest = StrongestSentences(store)
     total = sum(len(sample.ids) for sample in parts.values()) * len(groups) + 2 * len(wanted)
     advance = counting(on_progress, total)
     for group in groups:
@@ -52,7 +54,7 @@ def label_neurons(
         for start in range(0, len(group), BATCH):
             rows = slice(start, start + BATCH)
             batch = sides(parts, group[rows], {part: x[rows] for part, x in values.items()})
-            store.labels.set_meanings(meanings_of(batch, batch.choose(), nulls))
+            store.labels.set_meanings(strongest.fitting(meanings_of(batch, batch.choose(), nulls)))
             advance(len(batch.names))
 
 

@@ -63,13 +63,15 @@ def label_title(meaning: Meaning | None) -> str:
 
 
 def measured(meaning: Meaning) -> list[str]:
-    """Return one line for the score, and one for the controls, of a significant label."""
+    """Return a line for the sentences where a significant label is true, for its score, and for the controls."""
     record, by = meaning.record, meaning.by
     if not record or not meaning.significant:
         return []
-    thresholds = record["thresholds"]
+    thresholds, (true, count) = record["thresholds"], record.get("strongest", (0, 0))
+    fits = [f"True at {true} of its {count} strongest sentences."] if count else []
     nulls = ", ".join(f"{name} {thresholds[key]:.2f}" for key, name in NULLS.items() if key in thresholds)
     return [
+        *fits,
         f"{SCORES[by]}: {meaning.score:.2f} (chance 0.5, threshold {THRESHOLDS[by]:.2f}; "
         f"95th percentile of the {nulls}; p {meaning.p:.3f}), on {record['sentences']['test']} test sentences.",
         f"Another neuron's label: {_number(record['other_neuron'])}; on train documents: "

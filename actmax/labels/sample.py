@@ -156,7 +156,7 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
         store.controls.set({name: _topics(store)})
     topics = store.controls.get(name)
     for sample in samples.values():
-        vectors = sample.vectors = _unit(store, [sentence.id for sentence in sample.sentences])
+        vectors = sample.vectors = unit_vectors(store, [sentence.id for sentence in sample.sentences])
         centers = np.array(topics["centers"], dtype=np.float32).reshape(-1, vectors.shape[1])  # of no topic, too
         sample.topics = dict(zip(map(tuple, topics["words"]), (vectors @ centers.T).T, strict=True))
     return samples
@@ -173,7 +173,7 @@ def _topics(store: Store) -> dict[str, Any]:
     import faiss
 
     sentences = [s for s in store.sentences.starting_at(0) if part_of(s.title) == "train"][:LEARNT]
-    rows = _unit(store, [sentence.id for sentence in sentences])
+    rows = unit_vectors(store, [sentence.id for sentence in sentences])
     count = max(1, min(TOPICS, len(rows) // 40))
     learner = faiss.Kmeans(rows.shape[1], count, niter=25, seed=1, spherical=True, max_points_per_centroid=LEARNT)
     learner.train(rows)
@@ -191,7 +191,7 @@ def _topics(store: Store) -> dict[str, Any]:
     return {"words": [names[number] for number in able], "centers": centers[able].astype(float).round(5).tolist()}
 
 
-def _unit(store: Store, sentences: list[int]) -> np.ndarray:
+def unit_vectors(store: Store, sentences: list[int]) -> np.ndarray:
     """Return the vectors (S, D) that examples are compared by, less the mean, at length 1; zeros for a sentence without
     vector."""
     known = dict(zip(*store.sentence_vectors(sentences), strict=True))

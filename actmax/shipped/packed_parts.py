@@ -73,7 +73,7 @@ def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]
     nulls = [Nulls(known) for known in about["nulls"]]
     kinds, units, significant = (arrays[f"label_{name}"] for name in ("kinds", "units", "significant"))
     items, numbers = iter(arrays["label_items"].tolist()), iter(from_steps(arrays["label_numbers"]).tolist())
-    scores = iter(from_steps(arrays["label_scores"]).tolist())
+    scores, strongest = iter(from_steps(arrays["label_scores"]).tolist()), iter(arrays["label_strongest"].tolist())
     sides = ((neuron, polarity) for neuron in neurons for polarity in POLARITIES)
     for (neuron, polarity), kind, unit, passes in zip(sides, kinds, units, significant, strict=True):
         if kind == NOT_LABELED:
@@ -87,7 +87,7 @@ def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]
         if passes:
             known = nulls[of_head]
             record = _record(label, by, score, dict(zip(SCORES, next(scores), strict=True)), known, neuron.layer)
-            record["sentences"] = about["sentences"]
+            record |= {"sentences": about["sentences"], "strongest": next(strongest)}
         yield Meaning(neuron, polarity, label.kind, label.text(of_head), by, score, p, bool(passes), record)
 
 
