@@ -149,7 +149,8 @@ class MonitorClaim(Kind):
         value, control = float(with_it.mean()), float(without.mean())
         why = ""
         if interval(int(without.sum()), len(without))[0] > self.false_positive_rate:
-            why = f"It flags {control:.2g} of texts without the concept, more than {self.false_positive_rate:.2g}."
+            limit = self.false_positive_rate
+            why = f"It flags {control:.0%} of the texts without the concept, more than {limit:.0%}."
         return Measured(value, control, sqrt(value * (1 - value) / len(with_it)), why)
 
     @classmethod
