@@ -23,7 +23,7 @@ from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.db.store import Store
 from icebear.errors import StoreError
 from icebear.models.model import Model
-from icebear.records import POLARITIES, Example, Neuron, Sentence, as_neuron
+from icebear.records import POLARITIES, Example, InNotebooks, Neuron, Sentence, as_neuron
 from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, typed
 
@@ -31,8 +31,8 @@ READ_AT_ONCE = 200
 """Sentences that are read at once."""
 
 
-@dataclass(frozen=True)
-class MoreExamples:
+@dataclass(frozen=True, repr=False)
+class MoreExamples(InNotebooks):
     """The strongest sentences of those that were read beside an index."""
 
     examples: dict[str, list[Example]]

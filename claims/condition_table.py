@@ -27,7 +27,7 @@ def cell(row: CheckedClaim) -> str:
     return number + SHORT.get(row.verdict, "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ConditionTable:
     """Claims in the plain run, and under conditions."""
 

@@ -8,6 +8,7 @@ from .actmax.index.corpus import read_corpus as read_corpus
 from .actmax.index.meanings import embed_examples as embed_examples
 from .actmax.index.parts import merge_parts as merge_parts
 from .actmax.index.parts import scan_part as scan_part
+from .actmax.more_examples import MoreExamples as MoreExamples
 from .actmax.more_examples import more_examples as more_examples
 from .actmax.page import Card as Card
 from .actmax.shipped.shipped_index import shipped_store as shipped_store

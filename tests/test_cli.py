@@ -35,12 +35,17 @@ def commands(text):
     return [line.strip() for line in text.splitlines() if line.strip().startswith("icebear ")]
 
 
+ELSEWHERE = {"--lens", "--writer", "--lens-file", "--from-neuronpedia"}
+"""Options whose examples need files or servers of others, or minutes."""
+
+
 @pytest.mark.parametrize(
     "verb", [pytest.param(verb, marks=[pytest.mark.release] * (verb in ("atlas", "export"))) for verb in main.commands]
 )
 def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch):
     """Here, or on a page with the same options; test_browser.py and test_mcp.py start `app` and `mcp`, the demo is
-    below, and the averaged lens, which takes minutes, is built in test_lens.py; test_writers.py has a server."""
+    below; test_lens.py, test_lens_files.py, test_descriptions.py and
+    test_neuronpedia_import.py have what is left out."""
     examples = [shlex.split(line)[1:] for line in commands(main.commands[verb].help)]
     assert examples, f"{verb} has no example"
     monkeypatch.chdir(folder)
@@ -48,7 +53,7 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
     for module, name, count in ((neighbor_map, "EARLY", 5), (neighbor_map, "LATE", 5), (clusters, "SHUFFLES", 19)):
         monkeypatch.setattr(module, name, count)
     for words in examples:
-        if not runs_on_a_page(words) and verb not in ("app", "mcp", "demo") and not {"--lens", "--writer"} & set(words):
+        if not runs_on_a_page(words) and verb not in ("app", "mcp", "demo") and not ELSEWHERE & set(words):
             run(*words)
 
 

@@ -240,7 +240,7 @@ def explained(model, compared, sites=None):
     prompt, other = prompts(model)
     options = {"sites": sites or [site for site in ("ffn", "attn", "cross") if site in model.sites]}
     if not compared:
-        return attribute(model, prompt, **options), None
+        return attribute(model, prompt, method="attnlrp", **options), None  # an image is not compared with its blur
     answer = model.predict(prompt, 1)[0].id
     relevance = attribute(model, prompt, answer, (answer + 1) % 3, counterfactual=other, **options)
     return relevance, relevance.counterfactual.pairs[0].rows([1]).batch

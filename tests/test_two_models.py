@@ -50,7 +50,7 @@ def trained(net):
 
 
 def number(model, ids, target, contrast, position=None):
-    return attribute(model, ids, target, contrast, sites=(), position=position).conservation().target
+    return attribute(model, ids, target, contrast, method="attnlrp", sites=(), position=position).conservation().target
 
 
 def adds_up(model, one, other, position=None, close=1e-9):

@@ -45,6 +45,7 @@ ALLOWED = {
     "icebear/cache.py ensure": "a folder that is renamed when it is whole, under a lock",
     "icebear/cache.py extract_from_wheels": "inside such a folder",
     "icebear/cache.py _write": "a manifest that is renamed; a broken one only costs hashing",
+    "steering/control_vector.py save_control_vector": "torch, to the path of `written`",
     "steering/control_vector.py _write": "the temporary file of `written`, which is read back before it is renamed",
     "models/loading/conversion.py from_gguf": "inside such a folder",
     "models/loading/conversion.py make": "inside such a folder",
