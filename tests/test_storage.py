@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from icebear import attribute
 from icebear.concepts.passes import neuron_recorders
+from icebear.concepts.passes.neuron_recorders import AllNeurons, PairedNeurons
 from icebear.concepts.passes.storage import SiteValues, planned
 
 OTHER = [3, 9, 12, 40, 5, 3, 21, 9]
@@ -45,19 +46,22 @@ def _no_moves():
 @pytest.mark.parametrize(
     ("size", "kind", "where"),
     [
-        (50, "cuda", "device"),
-        (51, "cuda", "pinned"),
-        (50, "mps", "device"),
-        (51, "mps", "cpu"),
-        (1, "cpu", "cpu"),
+        (25, "cuda", "device"),
+        (26, "cuda", "pinned"),
+        (50, "cuda", "pinned"),
+        (51, "cuda", "cpu"),
+        (25, "mps", "device"),
+        (26, "mps", "cpu"),
+        (10**18, "cpu", "device"),
     ],
 )
-def test_values_lie_on_the_device_while_twice_their_size_is_free(size, kind, where):
-    assert planned(size, torch.device(kind), lambda device: 100) == where
+def test_values_take_a_quarter_of_the_free_memory_at_most(size, kind, where):
+    """Of the device, or, in pinned memory, of the computer."""
+    assert planned(size, torch.device(kind), lambda device: 200 if device.type == "cpu" else 100) == where
 
 
 def test_the_cpu_is_not_asked_for_its_memory():
-    assert planned(10**18, torch.device("cpu"), lambda device: pytest.fail("asked")) == "cpu"
+    assert planned(10**18, torch.device("cpu"), lambda device: pytest.fail("asked")) == "device"
 
 
 def test_values_move_when_they_are_asked_for_and_once():
@@ -95,20 +99,28 @@ def test_neurons_are_ranked_where_they_lie(llama):
 
 @pytest.mark.parametrize("options", [{}, {"counterfactual": OTHER}, {"record": "last"}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_beside_the_device_are_those_on_it(options, dtype, monkeypatch):
+def test_values_away_from_the_device_are_those_on_it(options, dtype, monkeypatch):
     """As with too little memory on a GPU, where products are computed from copies."""
     model = random_model(LLAMA, dtype=dtype)
     near = attribute(model, IDS, 7, **options)
     monkeypatch.setattr(neuron_recorders, "planned", lambda *_: "cpu")
-    space = neuron_recorders.Values._space
-
-    def beside(recorder, rows):
-        tensors = space(recorder, rows)
-        recorder.is_far = True
-        return tensors
-
-    monkeypatch.setattr(neuron_recorders.Values, "_space", beside)
     far = attribute(model, IDS, 7, **options)
     for site in near.sites:
         assert torch.equal(near.of(site), far.of(site))
         assert torch.equal(near.activation(site), far.activation(site))
+
+
+@pytest.mark.parametrize("kind", [AllNeurons, PairedNeurons])
+def test_activations_and_relevance_lie_together_when_memory_shrinks(llama, kind, monkeypatch):
+    """One plan for the sum of both: free memory is less after the first of them."""
+    plans, free = [], iter([10**9, 0])
+
+    def plan(size, device, _):
+        plans.append((size, planned(size, torch.device("mps"), lambda _: next(free))))
+        return plans[-1][1]
+
+    monkeypatch.setattr(neuron_recorders, "planned", plan)
+    recorder = kind(llama, llama.padded([IDS, OTHER]), ("ffn", "attn"))
+    size = sum(x.nbytes for part in (recorder.activation, recorder.relevance) for x in part.values())
+    assert plans == [(size, "device")]
+    assert not recorder.is_far
