@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import IDS, LLAMA, random_model
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from icebear import attribute
 from icebear.concepts.passes import neuron_recorders
@@ -18,7 +18,8 @@ OTHER = [3, 9, 12, 40, 5, 3, 21, 9]
 
 
 class Far(torch.Tensor):
-    """A tensor of the CPU that says it is on a GPU, and counts its moves; what is computed from it is far as well."""
+    """A tensor of the CPU that says it is on a GPU, and counts its moves; what is computed from it is far as well.
+    As on a GPU, it is not computed from together with tensors of the CPU."""
 
     moves = 0
 
@@ -31,8 +32,19 @@ class Far(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
     @classmethod
+    def may_mix(cls, name, args):
+        """Whether operands of a function may lie on two devices: copies, and indices of the CPU."""
+        return name == "copy_" or (name in ("__getitem__", "__setitem__") and isinstance(args[0], cls))
+
+    @classmethod
+    def is_near(cls, x):
+        return isinstance(x, torch.Tensor) and not isinstance(x, cls) and x.dim() > 0  # single numbers go anywhere
+
+    @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunctionSubclass():
+            if not cls.may_mix(function.__name__, args) and any(map(cls.is_near, tree_leaves((args, kwargs)))):
+                raise RuntimeError(f"{function.__name__} of tensors on two devices")
             near = tree_map(lambda x: x.as_subclass(torch.Tensor) if isinstance(x, cls) else x, (args, kwargs or {}))
             result = function(*near[0], **near[1])
             return tree_map(lambda x: x.as_subclass(cls) if isinstance(x, torch.Tensor) else x, result)
@@ -41,6 +53,19 @@ class Far(torch.Tensor):
 @pytest.fixture(autouse=True)
 def _no_moves():
     Far.moves = 0
+
+
+def far(values):
+    """Values by site, as if they lay on a GPU."""
+    return SiteValues({site: values[site].as_subclass(Far) for site in values})
+
+
+@pytest.fixture
+def recorded_far(monkeypatch):
+    """All neurons that passes record lie on a GPU."""
+    for kind, name in ((AllNeurons, "row"), (PairedNeurons, "result")):
+        plain = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *args, plain=plain: tuple(map(far, plain(*args))))
 
 
 @pytest.mark.parametrize(
@@ -83,10 +108,8 @@ def test_values_move_when_they_are_asked_for_and_once():
 
 
 def test_neurons_are_ranked_where_they_lie(llama):
-    plain, parts = attribute(llama, IDS, 7, counterfactual=OTHER), {}
-    for part in ("relevance", "activation", "counterfactual"):
-        values = getattr(plain.neurons, part)
-        parts[part] = SiteValues({site: values[site].as_subclass(Far) for site in values})
+    plain = attribute(llama, IDS, 7, counterfactual=OTHER)
+    parts = {part: far(getattr(plain.neurons, part)) for part in ("relevance", "activation", "counterfactual")}
     moved = replace(plain, neurons=replace(plain.neurons, **parts))
     for options in ({"position": "all"}, {"site": "ffn", "polarity": "-"}, {"by": "absolute", "layers": [1]}):
         assert moved.top(9, **options) == plain.top(9, **options)
@@ -97,6 +120,35 @@ def test_neurons_are_ranked_where_they_lie(llama):
     assert Far.moves == 1
 
 
+SPLIT = {
+    "the mean over counterfactuals": ({"target": 7, "counterfactual": [OTHER, [5, *OTHER[1:]]]}, lambda result: None),
+    "a contrast phrase": ({"target_text": [7, 8], "contrast": [(9, 8)]}, lambda result: None),
+    "relevance was read": ({"target": 7}, lambda result: result.ffn),
+    "activations were read": ({"target": 7}, lambda result: result.activation("ffn")),
+    "both were read": ({"target": 7, "counterfactual": OTHER}, lambda result: (result.ffn, result.activation("ffn"))),
+}
+"""Why parts of a site lie on two devices -> the explanation, and what is read of it."""
+
+
+@pytest.mark.parametrize("reason", SPLIT)
+@pytest.mark.parametrize("polarity", [None, "+", "-"])
+def test_parts_of_a_site_are_ranked_together_wherever_they_lie(llama, reason, polarity, request):
+    options, read = SPLIT[reason]
+    plain = attribute(llama, IDS, **options)
+    request.getfixturevalue("recorded_far")
+    moved = attribute(llama, IDS, **options)
+    read(moved)
+    for site in ("ffn", "attn", None):
+        assert moved.top(9, site, polarity=polarity) == plain.top(9, site, polarity=polarity)
+
+
+def test_reading_activations_leaves_relevance_where_it_lies(llama, recorded_far):
+    result = attribute(llama, IDS, 7)
+    result.activation("ffn")
+    assert Far.moves == 1
+    assert isinstance(result.neurons.relevance.unmoved("ffn"), Far)
+
+
 @pytest.mark.parametrize("options", [{}, {"counterfactual": OTHER}, {"record": "last"}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_away_from_the_device_are_those_on_it(options, dtype, monkeypatch):
@@ -104,10 +156,10 @@ def test_values_away_from_the_device_are_those_on_it(options, dtype, monkeypatch
     model = random_model(LLAMA, dtype=dtype)
     near = attribute(model, IDS, 7, **options)
     monkeypatch.setattr(neuron_recorders, "planned", lambda *_: "cpu")
-    far = attribute(model, IDS, 7, **options)
+    away = attribute(model, IDS, 7, **options)
     for site in near.sites:
-        assert torch.equal(near.of(site), far.of(site))
-        assert torch.equal(near.activation(site), far.activation(site))
+        assert torch.equal(near.of(site), away.of(site))
+        assert torch.equal(near.activation(site), away.activation(site))
 
 
 @pytest.mark.parametrize("kind", [AllNeurons, PairedNeurons])
