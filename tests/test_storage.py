@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import IDS, LLAMA, random_model
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from icebear import attribute
 from icebear.concepts.passes import neuron_recorders
-from icebear.concepts.passes.neuron_recorders import AllNeurons, PairedNeurons
+from icebear.concepts.passes.neuron_recorders import AllNeurons, PairedNeurons, Values
 from icebear.concepts.passes.storage import SiteValues, planned
 
 OTHER = [3, 9, 12, 40, 5, 3, 21, 9]
@@ -176,3 +177,41 @@ def test_activations_and_relevance_lie_together_when_memory_shrinks(llama, kind,
     size = sum(x.nbytes for part in (recorder.activation, recorder.relevance) for x in part.values())
     assert plans == [(size, "device")]
     assert not recorder.is_far
+
+
+class Copies(TorchFunctionMode):
+    """Remembers of each copy whether it does not wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.not_waiting = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ == "copy_" or "non_blocking" in (kwargs or {}):
+            self.not_waiting.append((kwargs or {}).get("non_blocking", False))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("where", ["device", "pinned", "cpu"])
+@pytest.mark.parametrize("kind", [AllNeurons, PairedNeurons])
+def test_only_copies_to_pinned_memory_do_not_wait(llama, kind, where):
+    recorder = kind(llama, llama.padded([IDS, OTHER]), ("ffn",))
+    recorder.where = where
+    x = torch.ones(2, len(IDS), llama.width("ffn"))
+    with Copies() as copies:
+        recorder.begin("ffn", 1, x)
+        recorder.end("ffn", 1, x, x)
+    assert set(copies.not_waiting) == {where == "pinned"}
+
+
+@pytest.mark.parametrize("where", ["device", "pinned", "cpu"])
+def test_a_pass_ends_when_copies_to_pinned_memory_have(llama, where, monkeypatch):
+    """Whatever device the weights are on: those of an offloaded model are on none."""
+    recorder, synchronized = Values(llama, llama.padded([IDS]), ()), []
+    recorder.where = where
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronized.append)
+    monkeypatch.setattr(type(llama), "device", torch.device("cuda:1"))
+    with recorder.reading(llama):
+        recorder._store(torch.zeros(2), torch.ones(2).as_subclass(Far))
+        assert not synchronized
+    assert set(map(str, synchronized)) == ({"cuda", "cuda:1"} if where == "pinned" else set())

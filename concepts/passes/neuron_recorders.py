@@ -115,6 +115,7 @@ class Values(NeuronRecorder):
         self.where = planned((rows + relevance_rows) * row_size, model.device, memory_at_hand)
         self.activation = self._zeros(rows)
         self.relevance = self._zeros(relevance_rows) if relevance_rows else {}
+        self._devices: set[torch.device] = set()
 
     def _zeros(self, rows: int) -> dict[str, Tensor]:
         model, dtype, is_pinned = self.model, self.options["dtype"], self.where == "pinned"
@@ -131,13 +132,22 @@ class Values(NeuronRecorder):
     def reading(self, model: Model) -> Iterator[None]:
         with super().reading(model):
             yield
-        if self.is_far:  # copies to pinned memory may still be under way
-            for device in {parameter.device for parameter in model.net.parameters() if parameter.is_cuda}:
-                torch.cuda.synchronize(device)
+        if self.where == "pinned":  # copies may still be under way
+            for device in {model.device, *self._devices}:  # weights do not say: offloaded ones are on none
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
         stored = self.activation[site][:, layer, self.span(layer)]
-        stored.copy_(activation.view_as(stored), non_blocking=True)
+        self._store(stored, activation.view_as(stored))
+
+    def _store(self, stored: Tensor, values: Tensor) -> None:
+        """Copy values; only to pinned memory without waiting, because `reading` waits for CUDA devices alone."""
+        self._devices.add(values.device)
+        stored.copy_(values, non_blocking=self.where == "pinned")
+
+    def _copied(self, stored: Tensor, device: torch.device) -> Tensor:
+        return stored.to(device, non_blocking=self.where == "pinned")
 
     def values(self, row: int, recorded: Tensor) -> Tensor:
         """Return (L, P, N) of one prompt from (B, L, P, N), without padding, where they were recorded."""
@@ -174,8 +184,7 @@ class AllNeurons(Values):
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         recorded, out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
         if self.is_far:
-            product = recorded.to(gradient.device, non_blocking=True) * gradient.view_as(recorded)
-            out.copy_(product, non_blocking=True)
+            self._store(out, self._copied(recorded, gradient.device) * gradient.view_as(recorded))
         else:
             torch.mul(recorded, gradient.to(recorded.device).view_as(recorded), out=out)
 
@@ -199,8 +208,8 @@ class PairedNeurons(Values):
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         (prompt_x, other_x), out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
         if self.is_far:
-            prompt_x, other_x = (x.to(gradient.device, non_blocking=True) for x in (prompt_x, other_x))
-            out[0].copy_((prompt_x - other_x) * gradient[0].view_as(prompt_x), non_blocking=True)
+            prompt_x, other_x = (self._copied(x, gradient.device) for x in (prompt_x, other_x))
+            self._store(out[0], (prompt_x - other_x) * gradient[0].view_as(prompt_x))
         else:
             torch.sub(prompt_x, other_x, out=out[0]).mul_(gradient[0].to(out.device).view_as(prompt_x))
 
