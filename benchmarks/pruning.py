@@ -96,7 +96,7 @@ def ranking(model: Model, prompts: Sequence[Any], site: str, method: Method | st
             else:
                 values = Values(model, objective.batch, (neuron_site(site),))
                 forward(model, Logits(objective), [values])
-                scores = values.values(0, values.activation[neuron_site(site)]).abs()
+                scores = values.values(0, values.activation[neuron_site(site)]).abs().cpu()
             total += scores.sum(1).double()
     return total.unflatten(-1, (model.heads, -1)).sum(-1) if site == "head" else total
 

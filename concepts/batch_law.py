@@ -17,6 +17,7 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.passes.storage import memory_at_hand
 from icebear.concepts.passes.timing import seconds
+from icebear.lrp.linear_rules import Rules
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 from icebear.models.parts.linear import packed
@@ -36,7 +37,9 @@ class Seen:
     """Those at the outputs, in the order of the backward pass."""
 
 
-def beginning(model: Model, alone: Objective, together: Objective) -> str | None:
+def beginning(
+    model: Model, alone: Objective, together: Objective, rules: Rules | None = None, strict: bool = True
+) -> str | None:
     """Return where a row in a batch begins to differ from the row alone, or None if it does not.
 
     That is the first module to finish whose outputs differ by more than `ROUNDING` while its inputs do not, or the
@@ -44,8 +47,10 @@ def beginning(model: Model, alone: Objective, together: Objective) -> str | None
 
     alone: a single row.
     together: the same row before shorter ones, so that it has no padding.
+    rules: of the backward pass; None takes the plain gradient.
+    strict: whether an operation without a rule is an error.
     """
-    row_alone, batched = (_seen(model, objective) for objective in (alone, together))
+    row_alone, batched = (_seen(model, objective, rules, strict) for objective in (alone, together))
     for path, (inputs, outputs) in row_alone.values.items():
         batched_inputs, batched_outputs = batched.values.get(path, ([], []))
         if _differ(outputs, batched_outputs) and not _differ(inputs, batched_inputs):
@@ -59,7 +64,7 @@ def _named(model: Model, path: str) -> str:
     return f"{path} ({kind}{f', {model.config._attn_implementation}' if 'Attention' in kind else ''})"
 
 
-def _seen(model: Model, objective: Objective) -> Seen:
+def _seen(model: Model, objective: Objective, rules: Rules | None, strict: bool) -> Seen:
     seen, rows = Seen(), len(objective.batch.ids)
 
     def keep_gradient(path: str, gradient: Tensor) -> None:
@@ -75,7 +80,7 @@ def _seen(model: Model, objective: Objective) -> Seen:
         for path, module in model.net.named_modules():
             if path:
                 undo.callback(module.register_forward_hook(partial(keep, path), with_kwargs=True).remove)
-        forward_backward(model, Logits(objective), [Inputs()])
+        forward_backward(model, Logits(objective), [Inputs()], rules, strict=strict)
     return seen
 
 

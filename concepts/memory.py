@@ -36,7 +36,7 @@ class Need:
     in_pass: int
     """Beyond the weights, on the device of the model."""
     result: int
-    """In the memory of the computer."""
+    """On the device while `PARTS` times its size is free there, else in the memory of the computer."""
 
     def fits(self, weights: int, device: torch.device) -> bool:
         """Return whether it fits now, with the bytes of the weights."""
@@ -82,10 +82,10 @@ def memory_needs(name: str, tokens: int, dtype: torch.dtype, trust_remote_code: 
 
 
 def _kept(recorder: Recorder | None) -> list[Tensor]:
-    """Return the tensors of a recorder that lie in the memory of the computer."""
+    """Return the tensors of a recorder that the result has."""
     if not isinstance(recorder, Values):
         return []
-    return [*recorder.activation.values(), *getattr(recorder, "relevance", {}).values()]
+    return [*recorder.activation.values(), *recorder.relevance.values()]
 
 
 class _FirstToken(Target):

@@ -6,7 +6,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,7 @@ def laws_of(model: Model, prompt: PromptLike, position: int | None, tolerance: f
     """Measure each law.
 
     ``context``: as many tokens as `context_length` says run. ``batch``: each row has the relevance that it has alone;
-    if it does not have it to rounding, ``batch differs`` says from which module on, and what mends it at which price.
+    if it does not have it to rounding, ``batch differs`` says from which module on, and what mends it at which cost.
     ``activations``: recorded activations equal a plain pass with a plain hook. ``counterfactual``: relevance
     sums to the difference of two prompts. ``compared activations``: the same beside a counterfactual. ``edits``: to
     silence neurons does what the model does without their W_out rows.
@@ -125,23 +125,33 @@ def _other_image(model: Model, shape: Sequence[int]) -> Tensor:
 
 
 def _together(model: Model, rows: list[PromptLike], options: dict[str, Any]) -> Found:
-    deviation = _from_alone(model, rows, options)
-    if deviation <= ROUNDING:
-        return {"batch": deviation}
-    where = beginning(model, *(objective_of(model, kind, position=options["position"]) for kind in (rows[:1], rows)))
-    mended = remedied(model, partial(_from_alone, model, rows, options))
-    return {
-        "batch": deviation,
-        WHY: "; ".join([f"from {where} on" if where else "rounding adds up", *map(str, mended)]),
-    }
+    """Compare rows, of which only the first has no padding, with the rows alone."""
+    deviations = _from_alone(model, rows, options)
+    if max(deviations) <= ROUNDING:
+        return {"batch": max(deviations)}
+    if deviations[0] <= ROUNDING:
+        why = "only the padded row differs"
+    else:
+        where = _beginning(model, rows, options)
+        why = f"from {where} on" if where else "rounding adds up"
+    mended = remedied(model, lambda: max(_from_alone(model, rows, options)))
+    return {"batch": max(deviations), WHY: "; ".join([why, *map(str, mended)])}
 
 
-def _from_alone(model: Model, rows: list[PromptLike], options: dict[str, Any]) -> float:
-    """Return how much the relevance of rows in a batch deviates from their relevance alone."""
+def _beginning(model: Model, rows: list[PromptLike], options: dict[str, Any]) -> str | None:
+    """Return where the first row begins to differ, in passes that explain the answers of rows alone."""
+    objective = partial(objective_of, model, position=options["position"])
+    alone = [objective([row]).resolved(model) for row in rows]
+    together = replace(objective(rows), targets=tuple(row.targets[0] for row in alone))
+    return beginning(model, alone[0], together, CP_LRP, options["strict"])
+
+
+def _from_alone(model: Model, rows: list[PromptLike], options: dict[str, Any]) -> list[float]:
+    """Return how much the relevance of each row in a batch deviates from its relevance alone."""
     options = {**options, "method": CP_LRP, "sites": (), "number": "logit"}
     alone = [attribute(model, row, **options) for row in rows]
     together = attribute(model, rows, [row.target.id if row.target else None for row in alone], **options)
-    return max(_off(batched.tokens, other.tokens) for batched, other in zip(together, alone, strict=True))
+    return [_off(batched.tokens, other.tokens) for batched, other in zip(together, alone, strict=True)]
 
 
 def _recorded(model: Model, prompt: PromptLike, options: dict[str, Any]) -> Found:

@@ -4,7 +4,9 @@ import pytest
 import torch
 from conftest import IDS, LLAMA, random_model
 
+from icebear import attribute
 from icebear.concepts.batch_law import ROUNDING, beginning, remedied, remedies
+from icebear.concepts.methods.attnlrp import CP_LRP
 from icebear.concepts.selftest import WHY, selftest
 from icebear.models.objective import objective_of
 
@@ -95,3 +97,40 @@ def test_the_selftest_names_the_module_only_beyond_rounding(llama):
     assert laws["batch"].holds is False
     assert path in laws[WHY].finding
     assert laws[WHY].holds is None
+
+
+def test_a_padded_row_that_differs_alone_is_said(llama):
+    scales = torch.tensor([1, 1.1]).view(2, 1, 1)
+    module = llama.net.get_submodule("model.layers.1.mlp")
+    module.register_forward_hook(lambda module, args, output: output * scales[: len(output)])
+    laws = {law.name: law for law in selftest(llama, IDS).laws}
+    assert laws["batch"].holds is False
+    assert laws[WHY].finding.startswith("only the padded row differs")
+
+
+def test_the_module_is_searched_in_the_passes_that_differ(llama, monkeypatch):
+    """They explain the answers of rows alone, by the rules of the deviation."""
+    searched = []
+    monkeypatch.setattr("icebear.concepts.selftest.beginning", lambda *args: searched.append(args))
+    llama.net.model.layers[1].mlp.register_forward_hook(lambda module, args, output: output * (1 + 0.1 * len(output)))
+    selftest(llama, IDS)
+    ((_, alone, together, rules, strict),) = searched
+    answer = attribute(llama, IDS).target.id
+    assert (alone.targets[0], together.targets[0], alone.kind, together.kind) == (
+        (answer,),
+        (answer,),
+        "logit",
+        "logit",
+    )
+    assert (rules, strict) == (CP_LRP, True)
+
+
+@pytest.mark.filterwarnings("ignore:The operation ScaledGradient")
+def test_passes_with_rules_are_searched(llama):
+    """CP-LRP takes no gradient through queries, so what differs there is no difference."""
+    llama.net.model.layers[1].self_attn.q_proj.register_forward_hook(
+        lambda module, args, output: ScaledGradient.apply(output)
+    )
+    rows = [objective_of(llama, rows, 7) for rows in ([IDS], [IDS, IDS[4:]])]
+    assert beginning(llama, *rows).startswith("the gradient at")
+    assert beginning(llama, *rows, CP_LRP, False) is None

@@ -96,6 +96,11 @@ def results_agree(plain, other):
         ours, theirs = (attribute(model, "Rome is", 40, **options) for model in (plain, other))
         assert torch.allclose(ours.tokens, theirs.tokens, rtol=1e-4, atol=1e-6)
         assert torch.allclose(ours.layers("ffn"), theirs.layers("ffn"), rtol=1e-4, atol=1e-5)
+        if "keep" not in options:
+            assert torch.allclose(ours.of("ffn"), theirs.of("ffn"), rtol=1e-3, atol=1e-6)
+        rows, others = (result.top(5, "ffn", position="all") for result in (ours, theirs))
+        assert [(row.neuron, row.position) for row in rows] == [(row.neuron, row.position) for row in others]
+        assert [row.relevance for row in rows] == pytest.approx([row.relevance for row in others], rel=1e-3, abs=1e-6)
     edits = [Edit(Neuron(1, "ffn", 3), "add", 3.0), Edit(Neuron(0, "attn", 2), "scale", 0.0)]
     for chosen in ([], edits):
         with steer(plain, chosen), steer(other, chosen):

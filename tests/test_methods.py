@@ -429,7 +429,7 @@ class Length(Method):
     def neuron_scores(self, model, plan, site):
         values = Values(model, plan.batch, (site,))
         forward(model, Logits(plan), [values])
-        return self.factor * values.values(0, values.activation[site])
+        return self.factor * values.values(0, values.activation[site]).cpu()
 
 
 def test_a_new_method_explains_and_is_evaluated(monkeypatch):

@@ -25,6 +25,8 @@ READS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique",
 READS |= {"__bool__", "__int__", "__float__", "__index__", "__contains__"}
 """Functions of tensors whose results Python waits for."""
 MASKED = {"__getitem__", "__setitem__"}
+COPIES = {"copy_", "__setitem__"}
+"""Functions that copy their last argument into their first."""
 
 
 class Transfers(TorchFunctionMode):
@@ -61,6 +63,8 @@ class Transfers(TorchFunctionMode):
         """What a call moves or waits for; None if nothing."""
         if name in MASKED and any(is_tensor(x) and x.dtype == torch.bool for x in tree_leaves(args[1])):
             return None if all(is_on_cpu) else "mask"
+        if name in COPIES and is_tensor(args[-1]):
+            return name if is_on_cpu[0] != (args[-1] in self.on_cpu) else None
         if name == "to":
             is_down = any(isinstance(x, str) and x == "cpu" for x in (*args[1:], kwargs.get("device")))
             is_up = is_on_cpu[0] and not is_down and (device is not None or not all(is_on_cpu))
@@ -240,12 +244,16 @@ def test_a_pass_moves_and_waits_as_often_with_more_layers(transfers, name):
 def test_each_way_of_waiting_is_counted():
     device = torch.device("cpu")
     with Transfers() as mode:
-        x, here = torch.ones(2, device=device), torch.tensor([True, False])
+        x, mask = torch.ones(2, device=device), torch.tensor([True, False])
         _ = x[0].item(), x.tolist(), x.cpu(), x.numpy(), x.nonzero(), x[x > 0], bool(x[0]), x.to("cpu"), x + 1
-        _ = x.masked_select(x > 0), here.to(x), here.to(device)
+        _ = x.masked_select(x > 0), mask.to(x), mask.to(device)
         x[x > 1] = 2
+        x[:], mask[:] = mask, x
+        _ = x.copy_(mask), mask.copy_(x, non_blocking=True)
         counted_before = mode.counts.total()
-        _ = here.tolist(), here[here], bool(here[0]), here.to(torch.float32).tolist(), x.to(torch.float64), x.to(device)
-        assert mode.counts.total() == counted_before == 12
-        _ = x.cpu().tolist(), here.to(device).tolist()
+        _ = mask.tolist(), mask[mask], bool(mask[0]), mask.to(torch.float32).tolist(), x.to(torch.float64), x.to(device)
+        x[:], mask[:], x[0] = x, mask, 2
+        _ = x.copy_(x + 1), mask.copy_(mask)
+        assert mode.counts.total() == counted_before == 16
+        _ = x.cpu().tolist(), mask.to(device).tolist()
         assert mode.counts.total() == counted_before + 3

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,35 +99,55 @@ class NeuronRecorder(Recorder):
 class Values(NeuronRecorder):
     """Record the activations (B, L, P, N) of each site, where `planned` says."""
 
-    is_far = False
-    """Whether they lie on another device than the model, which then computes from copies and does not wait."""
-
     def __init__(
-        self, model: Model, batch: Batch, sites: Iterable[str], positions: Sequence[Sequence[int]] | None = None
+        self,
+        model: Model,
+        batch: Batch,
+        sites: Iterable[str],
+        positions: Sequence[Sequence[int]] | None = None,
+        relevance_rows: int = 0,
     ) -> None:
+        """relevance_rows: of the relevance that a subclass records. It must lie where the activations do."""
         self.sites = tuple(sites)
         super().__init__(model, batch, self.sites, positions)
-        self.activation = self._space(len(batch.ids))
+        rows, dtype = len(batch.ids), self.options["dtype"]
+        row_size = sum(model.layers * self.width * model.width(site) for site in self.sites) * dtype.itemsize
+        self.where = planned((rows + relevance_rows) * row_size, model.device, memory_at_hand)
+        self.activation = self._zeros(rows)
+        self.relevance = self._zeros(relevance_rows) if relevance_rows else {}
+        self._devices: set[torch.device] = set()
 
-    def _space(self, rows: int) -> dict[str, Tensor]:
-        model, dtype = self.model, self.options["dtype"]
+    def _zeros(self, rows: int) -> dict[str, Tensor]:
+        model, dtype, is_pinned = self.model, self.options["dtype"], self.where == "pinned"
+        device = model.device if self.where == "device" else torch.device("cpu")
         shapes = {site: (rows, model.layers, self.width, model.width(site)) for site in self.sites}
-        where = planned(sum(map(prod, shapes.values())) * dtype.itemsize, model.device, memory_at_hand)
-        self.is_far = where != "device" and model.device.type != "cpu"
-        options: dict[str, Any] = {"dtype": dtype, "device": model.device if where == "device" else "cpu"}
-        return {site: torch.zeros(shape, **options, pin_memory=where == "pinned") for site, shape in shapes.items()}
+        return {site: torch.zeros(x, dtype=dtype, device=device, pin_memory=is_pinned) for site, x in shapes.items()}
+
+    @property
+    def is_far(self) -> bool:
+        """Whether they lie on another device than the model, which then computes from copies."""
+        return self.where != "device"
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
         with super().reading(model):
             yield
-        if self.is_far:  # copies to pinned memory may still be under way
-            for device in {parameter.device for parameter in model.net.parameters() if parameter.is_cuda}:
-                torch.cuda.synchronize(device)
+        if self.where == "pinned":  # copies may still be under way
+            for device in {model.device, *self._devices}:  # weights do not say: offloaded ones are on none
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
         stored = self.activation[site][:, layer, self.span(layer)]
-        stored.copy_(activation.view_as(stored), non_blocking=True)
+        self._store(stored, activation.view_as(stored))
+
+    def _store(self, stored: Tensor, values: Tensor) -> None:
+        """Copy values; only to pinned memory without waiting, because `reading` waits for CUDA devices alone."""
+        self._devices.add(values.device)
+        stored.copy_(values, non_blocking=self.where == "pinned")
+
+    def _copied(self, stored: Tensor, device: torch.device) -> Tensor:
+        return stored.to(device, non_blocking=self.where == "pinned")
 
     def values(self, row: int, recorded: Tensor) -> Tensor:
         """Return (L, P, N) of one prompt from (B, L, P, N), without padding, where they were recorded."""
@@ -157,9 +175,8 @@ class AllNeurons(Values):
     ) -> None:
         """compared: takes a site, a layer and their activations (B, P, N), and returns their difference to the
         counterfactual ones, which is recorded in their place; relevance is then difference x gradient."""
-        super().__init__(model, batch, sites, positions)
+        super().__init__(model, batch, sites, positions, relevance_rows=len(batch.ids))
         self.compared = compared
-        self.relevance = self._space(len(batch.ids))
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
         super().begin(site, layer, self.compared(site, layer, activation) if self.compared else activation)
@@ -167,8 +184,7 @@ class AllNeurons(Values):
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         recorded, out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
         if self.is_far:
-            product = recorded.to(gradient.device, non_blocking=True) * gradient.view_as(recorded)
-            out.copy_(product, non_blocking=True)
+            self._store(out, self._copied(recorded, gradient.device) * gradient.view_as(recorded))
         else:
             torch.mul(recorded, gradient.to(recorded.device).view_as(recorded), out=out)
 
@@ -187,14 +203,13 @@ class PairedNeurons(Values):
     def __init__(
         self, model: Model, batch: Batch, sites: Iterable[str], positions: Sequence[Sequence[int]] | None = None
     ) -> None:
-        super().__init__(model, batch, sites, positions)
-        self.relevance = self._space(1)
+        super().__init__(model, batch, sites, positions, relevance_rows=1)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         (prompt_x, other_x), out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
         if self.is_far:
-            prompt_x, other_x = (x.to(gradient.device, non_blocking=True) for x in (prompt_x, other_x))
-            out[0].copy_((prompt_x - other_x) * gradient[0].view_as(prompt_x), non_blocking=True)
+            prompt_x, other_x = (self._copied(x, gradient.device) for x in (prompt_x, other_x))
+            self._store(out[0], (prompt_x - other_x) * gradient[0].view_as(prompt_x))
         else:
             torch.sub(prompt_x, other_x, out=out[0]).mul_(gradient[0].to(out.device).view_as(prompt_x))
 

@@ -14,20 +14,23 @@ from icebear.converters import checked
 from icebear.result_files import Given, saved_as
 
 Where = Literal["device", "pinned", "cpu"]
+PARTS = 4
+"""Of the free memory: one for the recorded values, the rest for the pass that records them and for ranking, which makes
+copies; of the memory of the computer for other programs, because pinned memory is not swapped."""
 
 
 def planned(size: int, device: torch.device, free: Callable[[torch.device], int]) -> Where:
     """Return where to record values of a pass: in the memory of its device, in pinned memory of the computer, to which
     a CUDA device copies while it goes on computing, or in other memory of the computer.
 
-    size: of the values in bytes. As much again must be free, because whoever ranks or compares them makes copies.
-    free: returns the free bytes of a device; it is not called for the CPU.
+    size: of the values in bytes, which are one of `PARTS` of the free memory at most.
+    free: returns the free bytes of a device; it is not called for a model on the CPU.
     """
-    if device.type == "cpu":
-        return "cpu"
-    if 2 * size <= free(device):
+    if device.type == "cpu" or PARTS * size <= free(device):
         return "device"
-    return "pinned" if device.type == "cuda" else "cpu"
+    if device.type == "cuda" and PARTS * size <= free(torch.device("cpu")):
+        return "pinned"
+    return "cpu"
 
 
 def memory_at_hand(device: torch.device) -> int:

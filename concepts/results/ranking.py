@@ -90,10 +90,10 @@ class NeuronScores:
 
     def of(self, site: str) -> Tensor:
         """Return (L, P, N) relevance of the neurons of a site. Raises `InputError` if it was not recorded."""
-        self._check_site(site)
+        self.check_site(site)
         return self.relevance[site]
 
-    def _check_site(self, site: str) -> None:
+    def check_site(self, site: str) -> None:
         if not isinstance(site, str) or site not in self.relevance:
             have = ", ".join(self.relevance) or "none"
             one_of(site, "site", SITES_AND_HEADS)
@@ -105,17 +105,27 @@ class NeuronScores:
 
     def _heads(self) -> Tensor:
         """Return them where they were recorded."""
-        self._check_site("attn")
+        self.check_site("attn")
         if self.largest and self.largest.heads is not None:
             return self.largest.heads
         return self.relevance.unmoved("attn").unflatten(-1, (self.head_count, -1)).sum(-1)
+
+    def _on_one_device(self, site: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return relevance, activations and counterfactual activations of a site where they lie, or on the CPU if a
+        part of them was moved there."""
+        self.check_site(site)
+        parts = (self.relevance, self.activation, self.counterfactual)
+        is_split = len({part.unmoved(site).device for part in parts if site in part}) > 1
+        of = SiteValues.__getitem__ if is_split else SiteValues.unmoved
+        activation, others = (of(part, site) if site in part else None for part in parts[1:])
+        return of(self.relevance, site), activation, others
 
     def top(self, ranking: Ranking, prompt: PromptTokens) -> list[Ranked]:
         """Rank neurons by relevance, see `Relevance.top`."""
         rows: list[Ranked] = []
         for site in self.relevance if ranking.site is None else [ranking.site]:
             if self.largest and ranking.position == "all" and site != "head":
-                self._check_site(site)
+                self.check_site(site)
                 filters = (ranking.polarity, ranking.include_sinks, ranking.include_template)
                 if any(filters) or ranking.layers is not None:
                     raise InputError(
@@ -171,11 +181,7 @@ class NeuronScores:
     def _top_of_site(self, site: str, ranking: Ranking, columns: list[int]) -> Iterable[Ranked]:
         """With several target positions, rank the sum of each neuron, at the position that contributes most. All is
         computed where the values lie; only the k nodes move."""
-        self._check_site("attn" if site == "head" else site)
-        relevance = self._heads() if site == "head" else self.relevance.unmoved(site)
-        activation, others = (
-            part.unmoved(site) if site in part else None for part in (self.activation, self.counterfactual)
-        )  # heads have none
+        relevance, activation, others = (self._heads(), None, None) if site == "head" else self._on_one_device(site)
         chosen = relevance[:, columns].transpose(1, 2)  # (L, N, P): flat order is the order of ties
         where = chosen.new_tensor(columns, dtype=torch.long).expand(chosen.shape)
         if ranking.position == "last":

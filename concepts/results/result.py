@@ -217,7 +217,7 @@ class Relevance(SavedResult, Tabled):
 
     def activation(self, site: str) -> Tensor:
         """Return (L, P, N) activations of the neurons of a site."""
-        self.neurons.of(site)
+        self.neurons.check_site(site)
         return self.neurons.activation[site]
 
     @property

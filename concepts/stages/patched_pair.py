@@ -345,8 +345,8 @@ class CachedPasses(Passes):
         activation = [
             {site: values.values(number, x) for site, x in values.activation.items()} for number in range(len(rows))
         ]
-        if not pair.is_aligned:  # only the explained tokens are exchanged
-            activation = [{site: x[:, -1:] for site, x in each.items()} for each in activation]
+        if not pair.is_aligned:  # only the explained tokens are exchanged; a view would keep all
+            activation = [{site: x[:, -1:].clone() for site, x in each.items()} for each in activation]
         of_rows = zip(activation, self.logits_of(logits), strict=True)
         return [Reading(each, _row(streams, number), row) for number, (each, row) in enumerate(of_rows)]
 
