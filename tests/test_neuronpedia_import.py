@@ -172,8 +172,17 @@ def test_labels_that_cannot_be_scored_are_not_shown(exported, tmp_path, monkeypa
     model, _, folder = exported
     monkeypatch.setattr(ModelOptions, "load", lambda self: model)
     words = ["index", "--from-neuronpedia", str(folder), "--store", str(tmp_path / "b.db"), "--encoder", "none"]
-    result = CliRunner().invoke(main, words)
+    result = CliRunner().invoke(main, [*words, "--json"])
     assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["meanings"], bool(document["not_scored"])) == ([], True)
     with open_store(tmp_path / "b.db") as store:
         assert store.labels.all_meanings() == []
         assert store.labels.manual(TOPIC) == (None, {})
+
+
+@pytest.mark.parametrize("option", ["--merge", "--limit 3", "--workers 2", "--part 1/2", "--parts p", "--language es"])
+def test_options_of_another_corpus_are_refused(option, tmp_path):
+    words = ["index", "--from-neuronpedia", str(tmp_path), "--store", str(tmp_path / "a.db"), *option.split()]
+    assert CliRunner().invoke(main, words).exit_code == 2
+    assert not (tmp_path / "a.db").exists()
