@@ -79,10 +79,10 @@ def test_a_result_is_printed_in_the_names_of_transformer_lens(tiny_folder):
 def test_a_document_keeps_the_texts_of_others_in_other_names():
     ours = {"prompt": "L1.ffn.3", "question": "What does L1.ffn.3 do?", "rows": [{"text": "L1.ffn.3", "n": 2}]}
     edit, swap = "L2.head.4*0@last", 'L2.head.4<-"of L1.ffn.3"@last'
-    ids = {"L1.ffn.3": ["L1.ffn.3", "L1.ffn.3 -", edit, swap, "L1.attn.3", None, 3]}
+    ids = {"L1.ffn.3": ["L1.ffn.3", "L1.ffn.3 -", "L1.ffn.3@4", edit, swap, "L1.attn.3", None, 3]}
     theirs, head = "blocks.1.mlp.hook_post[3]", "blocks.2.attn.hook_z[4]"
     renamed_edits = [text.replace("L2.head.4", head) for text in (edit, swap)]
-    expected = {**ours, theirs: [theirs, f"{theirs} -", *renamed_edits, "L1.attn.3", None, 3]}
+    expected = {**ours, theirs: [theirs, f"{theirs} -", f"{theirs}@4", *renamed_edits, "L1.attn.3", None, 3]}
     assert renamed_document({**ours, **ids}, in_names("transformerlens")) == expected
 
 

@@ -20,10 +20,12 @@ from icebear.errors import InputError
 TEXTS = ("prompt", "counterfactual", "text", "tokens", "query", "store")
 """Entries of documents whose texts are somebody's."""
 _ID = re.compile(r"L\d{1,9}\.[a-z]+\.\d{1,9}")
+_AFTER = re.compile(r"(@\d+)?( [+-])?")
+"""What an id may have behind it: a token, a polarity."""
 
 
 def renamed_document(document: Any, write: Callable[[str], str]) -> Any:
-    """Return a document with `write` of each id in it, alone, with its polarity, or at the begin of an edit."""
+    """Return a document with `write` of each id in it: alone, with a token or polarity, or at the begin of an edit."""
     if isinstance(document, str):
         return _renamed_id(document, write)
     if isinstance(document, dict):
@@ -38,10 +40,11 @@ def _renamed_id(text: str, write: Callable[[str], str]) -> str:
     match = _ID.match(text)
     if match is None:
         return text
-    rest, is_alone = text[match.end() :], text[match.end() :] in ("", " +", " -")
+    rest = text[match.end() :]
+    is_id = bool(_AFTER.fullmatch(rest))
     with suppress(InputError):
-        is_alone = is_alone or bool(Edit.parse(text))
-    return write(match[0]) + rest if is_alone else text
+        is_id = is_id or bool(Edit.parse(text))
+    return write(match[0]) + rest if is_id else text
 
 
 def renamed(shown: Any, write: Callable[[str], str]) -> Any:
