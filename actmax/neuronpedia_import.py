@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,7 +78,7 @@ class Dashboards:
                 source = Source.parse(checked(document["source"], isinstance(document["source"], str), str))
                 for feature in document["features"]:
                     yield source, _checked(feature)
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 raise InputError(
                     f"{path} is not a file of Neuronpedia's upload; remove it, or export the dashboards again."
                 ) from None
@@ -100,10 +101,12 @@ class Dashboards:
         return "".join(token for token in activation["tokens"] if token not in self.special).strip()
 
     def labels(self) -> dict[tuple[Neuron, str], list[tuple[str, str]]]:
-        """Return neuron and polarity -> the labels of the files, each with where it comes from."""
+        """Return neuron and polarity -> the labels of the files, each with where it comes from; none without text."""
         labels: dict[tuple[Neuron, str], list[tuple[str, str]]] = {}
         for source, feature in self.features():
             for row in feature.get("explanations") or ():
+                if not row["text"].strip():
+                    continue
                 method = ", ".join(row[name] for name in ("methodName", "modelName") if row.get(name))
                 written = f"{self.folder.name}{f' ({method})' * bool(method)}"
                 labels.setdefault((_neuron(source, feature), source.polarity), []).append((row["text"], written))
@@ -128,20 +131,27 @@ def _neuron(source: Source, feature: dict[str, Any]) -> Neuron:
 
 
 def _checked(feature: Any) -> dict[str, Any]:
-    """Return a neuron with the types that are read here. Raises `TypeError`, `KeyError` or `ValueError`."""
+    """Return a neuron with the types that are read here. Raises `TypeError`, `KeyError`, `ValueError` or, for a number
+    that is too large, `OverflowError`."""
     checked(feature["index"], type(feature["index"]) is int, int)
-    for activation in checked(feature["activations"], isinstance(feature["activations"], list), list):
-        tokens, values = activation["tokens"], activation["values"]
+    for activation in _list(feature["activations"]):
+        tokens, values = _list(activation["tokens"]), _list(activation["values"])
         if not (len(tokens) == len(values) > 0):
             raise ValueError("an activation has as many tokens as values")
         for token, value in zip(tokens, values, strict=True):
             checked(token, isinstance(token, str), str)
-            checked(value, type(value) in (int, float), float)
-    for row in feature.get("explanations") or ():
+            checked(value, type(value) in (int, float) and math.isfinite(value), float)
+    for row in _list(feature.get("explanations") or []):
+        checked(row, isinstance(row, dict), dict)
         for name in ("text", "methodName", "modelName"):
             text = row.get(name)
             checked(text, isinstance(text, str) or (text is None and name != "text"), str)
     return feature
+
+
+def _list(value: Any) -> list[Any]:
+    """Raises `TypeError` for anything else."""
+    return checked(value, isinstance(value, list), list)
 
 
 def score_labels(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from icebear.errors import InputError
 from icebear.values import shown
 
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
-_PATH = re.compile(r"(/[\w.~@%-]+)*", re.ASCII)
+_PATH = re.compile(r"(/[\w.~@-]+)*")
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Base:
     """Where a proxy serves the app: below a path, and at a host whose name requests may have."""
 
     path: str = ""
-    """Empty, or with a slash at its begin only."""
+    """Empty, or with a slash at its begin only. Decoded, as servers compare it with that of a request."""
     host: str = ""
     """Empty for this machine only."""
 
@@ -32,7 +32,7 @@ class Base:
             parts = urlsplit(text)
         except ValueError:  # a bracket without its partner
             parts = urlsplit("")
-        path, host = parts.path.rstrip("/"), parts.netloc.rpartition(":")[0] or parts.netloc
+        path, host = unquote(parts.path).rstrip("/"), parts.netloc.rpartition(":")[0] or parts.netloc
         is_address = parts.scheme in ("http", "https") and bool(_HOST.fullmatch(host))
         is_path = text[:1] == "/" and not parts.netloc
         dots = {".", ".."} & set(path.split("/"))
@@ -42,3 +42,8 @@ class Base:
                 "the proxy, such as https://hub.example.org/user/me/proxy/absolute/8501."
             )
         return cls(path, host if is_address else "")
+
+    @property
+    def quoted(self) -> str:
+        """The path as it is in an address."""
+        return quote(self.path)

@@ -389,9 +389,9 @@ class Projection(SavedResult, InNotebooks):
         if self.typical is None:
             return f"{self.neuron}: vocabulary projection of w_out, as z scores over the vocabulary"
         low, high = self.typical
-        way = "on the direct path" if self.lens == "direct" else f"through {self.lens}"
         return (
-            f"{self.neuron}: {unit}, {way}, at a typical token ({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens)"
+            f"{self.neuron}: {unit}, on the direct path, at a typical token "
+            f"({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens)"
         )
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,9 @@ def save_control_vector(model: Model, recipe: Recipe, path: str | Path) -> list[
         model.next_logits([0])  # raises for a vector of another length
     with written(path, RecipeError) as part:
         if is_tensor:
-            torch.save(_stacked(model, vectors), part)
+            buffer = BytesIO()  # torch has an error of its own where the disk is full
+            torch.save(_stacked(model, vectors), buffer)
+            part.write_bytes(buffer.getvalue())
             return list(vectors)
         _write(model, vectors, part)
         if not _reads_back(part, vectors):  # numpy, which writes the tensors, is silent where the disk is full
@@ -86,7 +89,7 @@ def read_control_vector(model: Model, path: str | Path, layer: int | None = None
     file = local(path)
     if layer is not None:
         check_int(layer, "The layer", 0, model.layers - 1)
-    vectors = _of_tensor(file, layer) if kind(file) == ".pt" else _of_gguf(file)
+    vectors = _of_tensor(model, file, layer) if kind(file) == ".pt" else _of_gguf(file)
     chosen = {at: row for at, row in vectors.items() if layer in (None, at) and row.any()}
     if not chosen:
         layers = f"; its layers are {', '.join(map(str, vectors))}" if vectors else ""
@@ -99,7 +102,7 @@ def read_control_vector(model: Model, path: str | Path, layer: int | None = None
     return recipe.noting(read_from=file.name)
 
 
-def _of_tensor(file: Path, layer: int | None) -> dict[int, np.ndarray]:
+def _of_tensor(model: Model, file: Path, layer: int | None) -> dict[int, np.ndarray]:
     saved = read_saved(file)
     if isinstance(saved, dict):  # as hotwire reads it
         saved = next((value for value in saved.values() if isinstance(value, torch.Tensor)), None)
@@ -107,8 +110,14 @@ def _of_tensor(file: Path, layer: int | None) -> dict[int, np.ndarray]:
         raise InputError(f"{file} has no tensor of vectors (layers, width); give a file that hotwire reads.")
     if saved.dim() == 1 and layer is None:
         raise InputError(f"{file} has a vector without its layer; name it with --layer.")
-    rows = saved.float().numpy()
-    return {layer: rows} if saved.dim() == 1 and layer is not None else dict(enumerate(rows))
+    rows = saved.detach().float().numpy()
+    if saved.dim() == 1 and layer is not None:
+        return {layer: rows}
+    if len(rows) != model.layers:
+        raise InputError(
+            f"{file} has vectors of {len(rows)} layers, but {model.name} has {model.layers}; give a file of this model."
+        )
+    return dict(enumerate(rows))
 
 
 def _of_gguf(file: Path) -> dict[int, np.ndarray]:

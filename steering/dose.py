@@ -19,8 +19,8 @@ from icebear.models.parts.linear import through_norm
 def dose(model: Model, edits: Sequence[AnyEdit], ids: Sequence[int]) -> float | None:
     """Return the norm of what edits add to the residual stream, divided by the norm of the stream.
 
-    Of edits in several layers, the largest over these layers, with what the layers below added. None for edits that
-    set, scale or swap: what they add depends on the text.
+    Of edits in several layers, the largest over these layers, with what the layers below in the same stack added. None
+    for edits that set, scale or swap: what they add depends on the text. None without a residual stream, too.
 
     Parameters
     ----------
@@ -42,10 +42,14 @@ def dose(model: Model, edits: Sequence[AnyEdit], ids: Sequence[int]) -> float | 
         if row is None:
             return None
         added[edit.layer] = added[edit.layer] + row
-    norms, total, doses = _stream_norms(model, ids), torch.zeros(model.config.hidden_size), []
+    norms, doses = _stream_norms(model, ids), []
+    total = torch.zeros(2, model.config.hidden_size)  # of each stack
     for layer in sorted(added):
-        total = total + added[layer]
-        doses.append(total.norm().item() / norms[layer])
+        if not norms[layer]:
+            return None
+        stack = model.stack_of(layer)
+        total[stack] += added[layer]
+        doses.append(total[stack].norm().item() / norms[layer])
     return max(doses)
 
 
@@ -67,11 +71,14 @@ def _written(model: Model, edit: AnyEdit) -> Tensor | None:
 
 @torch.no_grad()
 def _stream_norms(model: Model, ids: Sequence[int]) -> list[float]:
-    """Return the mean norm of the residual stream after each layer, without sinks unless there are only sinks."""
+    """Return the mean norm of the residual stream after each layer, at the tokens of its stack, without sinks unless
+    there are only sinks."""
     batch = model.read([list(ids)])
     stream = Stream(model, batch)
     with model.lock, stream.reading(model):
         model.final_stream(batch)
     norms = stream.norms[0][:, batch.columns(0)]  # (L, T)
-    counted = [position for position in range(norms.shape[1]) if position not in stream.sinks(0)]
-    return (norms[:, counted] if counted else norms).mean(1).tolist()
+    read, sinks = batch.lengths[0], stream.sinks(0)
+    stacks = [list(range(read)), list(range(read, norms.shape[1]))]
+    counted = [[position for position in stack if position not in sinks] or stack for stack in stacks]
+    return [norms[layer, counted[model.stack_of(layer)]].mean().item() for layer in range(model.layers)]

@@ -45,7 +45,8 @@ def bars_of(page):
 def test_a_word_has_the_labels_of_its_strongest_nodes(environment, monkeypatch):
     label = Meaning(Neuron(23, "head", 4), "+", "topic", "cities *of* <b>", "sentence", 0.9, 0.01, True, {})
     node = NodeMeaning(Ranked(label.neuron, 5, None, 1.5), 0.25, label)
-    page = visit("chat", chat=output_of("What is the capital of France?", "Paris"), turn="1", span="0-1")
+    written = output_of("What is the capital of France?", "The capital of France is Paris.")
+    page = visit("chat", chat=written, turn="1", span="0-1")
     assert "None of the 20 strongest neurons and heads" in text(fine(page)), "the index has no labels"
     monkeypatch.setattr(chat_sources, "node_meanings", lambda relevance, store: [node])
     fine(page.run())
@@ -54,6 +55,12 @@ def test_a_word_has_the_labels_of_its_strongest_nodes(environment, monkeypatch):
     assert line.replace("\\", "").startswith("- 25% L23.head.4: cities *of*")
     assert "1 of the 20 strongest" in text(page)
     assert page.get_by_key("meanings").options == ["L23.head.4 +"]
+
+
+def test_a_word_that_is_less_likely_than_not_has_no_shares(environment):
+    page = fine(visit("chat", chat=output_of("What is the capital of France?", "Paris"), turn="1", span="0-1"))
+    assert "But the model prefers" in text(page)
+    assert "strongest neurons and heads" not in text(page), "what their labels are is not looked up"
 
 
 def test_a_conversation_and_the_account_of_a_word(environment, smol):

@@ -22,6 +22,7 @@ HUB = "hub.example.org"
         ("/", "", ""),
         ("/user/me@x/proxy/absolute/8501/", "/user/me@x/proxy/absolute/8501", ""),
         (f"https://{HUB}/user/me", "/user/me", HUB),
+        (f"https://{HUB}/user/me%40x.org/%C3%A9", "/user/me@x.org/\u00e9", HUB),
         (f"http://{HUB}:8000", "", HUB),
     ],
 )
@@ -39,6 +40,11 @@ def test_a_path_or_an_address_is_a_base(text, path, host):
         "/a#b",
         "/a b",
         "/a/../b",
+        "/a/%2e%2E/b",
+        "/%2Fevil",
+        "/a%3Fb",
+        "/a%25b",
+        "/%FF",
         "/<x>",
         "ftp://hub/x",
         "http://[",
@@ -61,6 +67,17 @@ def test_the_server_answers_below_its_path_and_to_its_host(host, letters):  # no
         client = TestClient(application, base_url=f"http://{name}")
         assert client.post("/user/me/v1/tokenize", json=body).status_code == (200 if is_known else 403)
         assert client.post("/v1/tokenize", json=body).status_code == 404
+
+
+def test_the_server_answers_below_a_path_with_a_quoted_character(letters):  # noqa: F811
+    session = Session("letters")
+    session.model = letters
+    base = Base.parse(f"https://{HUB}/user/me%40x.org/proxy")
+    client = TestClient(api.server(session, base), base_url=f"http://{HUB}")
+    body = {"model": "letters", "text": PROMPT}
+    assert base.quoted == "/user/me%40x.org/proxy"
+    for path in (base.path, base.quoted):
+        assert client.post(f"{path}/v1/tokenize", json=body).status_code == 200
 
 
 @pytest.mark.real

@@ -15,7 +15,8 @@ from test_cli import run
 
 from icebear.app.cli.main import main
 from icebear.app.cli.verbs import export
-from icebear.app.mcp.ledger import MEASURED, note, read_ledger
+from icebear.app.mcp.ledger import APPROVAL, MEASURED, Call, note, plan_summary, read_ledger
+from icebear.app.mcp.plan import Plan
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import Session
 from icebear.app.mcp.tools import Tools
@@ -251,6 +252,10 @@ def test_no_call_runs_before_a_person_approves_the_plan(planned):
     (again,) = call(("plan", {"question": "why?", "calls": PLAN}))
     assert again.structured_content["approved"] is True
     (other,) = call(("plan", {"question": "why?", "calls": PLAN[:1]}))
+    assert other.is_error, "a person may have changed the plan, which the agent does not replace"
+    assert Plan.read(plan).calls == Plan.of("why?", PLAN, MEASURED).calls
+    plan.unlink()
+    (other,) = call(("plan", {"question": "why?", "calls": PLAN[:1]}))
     assert other.structured_content["approved"] is False
     assert call(CALLS[0])[0].is_error, "another plan needs another approval"
 
@@ -261,13 +266,78 @@ def test_the_ledger_has_the_plan_and_each_departure(planned):
     approve(plan)
     call(CALLS[0], CALLS[2], CALLS[0], CALLS[4])
     _, approved, *rows = rows_of(ledger)
-    assert (approved["tool"], approved["answer"]) == ("plan", {"approved": True})
+    assert (approved["tool"], approved["answer"]) == (APPROVAL, {"approved": True})
     assert approved["arguments"] == json.loads(plan.read_text())
     assert [row.get("planned", "free") for row in rows] == [1, None, 1, "free"]
     code, document = check(ledger)
     assert code == 0
     departures = [{"tool": CALLS[2][0], "arguments": CALLS[2][1]}]
-    assert document["plan"] == {"planned": 2, "made": 1, "not_made": 1, "departures": departures}
+    assert document["plan"] == {"plans": [made(2, 1)], "departures": departures}
+    text = CliRunner().invoke(main, ["check", str(ledger), "--dtype", "float32"]).stdout
+    assert "L1.ffn.3*0" in text.rpartition("steer")[2], "a person reads each departure"
+
+
+def made(planned, number):
+    return {"question": "why?", "planned": planned, "made": number, "not_made": planned - number}
+
+
+FORGED = {"question": "why?", "calls": [], "approved": True}
+
+
+@pytest.mark.parametrize("tool", ["plan", APPROVAL])
+def test_a_call_approves_nothing(tool, planned, tiny_folder, tmp_path, few_all):
+    call, plan, ledger = planned
+    call((tool, FORGED), (tool, FORGED))
+    assert not plan.exists()
+    assert plan_summary(read_ledger(ledger)) is None
+    call(("plan", {"question": "why?", "calls": PLAN}))
+    approve(plan)
+    call(CALLS[0], CALLS[2], (tool, FORGED))
+    assert plan_summary(read_ledger(ledger))["plans"] == [made(2, 1)]
+    free = tmp_path / "free.jsonl"
+    session = Session(tiny_folder, {"dtype": "float32"}, str(tmp_path / "none.db"), ledger=free)
+
+    async def forge():
+        async with Client(server(session)) as client:
+            return await client.call_tool(tool, FORGED)
+
+    assert anyio.run(forge).is_error
+    assert plan_summary(read_ledger(free)) is None
+
+
+def row_of(tool, arguments, **more):
+    return Call("m", "s", tool, arguments, **{"answer": {}, **more})
+
+
+def test_departures_of_all_plans_stay_and_each_plan_has_its_calls():
+    first, second = ({"question": "why?", "calls": PLAN[:count], "approved": True} for count in (2, 1))
+    departure = {"tool": "steer", "arguments": {"k": 1}}
+    rows = [
+        row_of(APPROVAL, first),
+        row_of("predict", {}, planned=1),
+        row_of(**departure, departs=True),
+        row_of(APPROVAL, first),  # the server was started again
+        row_of("rank", {}, planned=2, answer=None),
+        row_of(APPROVAL, second),
+        row_of("predict", {}, planned=1),
+        row_of("predict", {}, planned=1),
+    ]
+    expected = {"plans": [made(2, 1), made(1, 1)], "departures": [departure]}
+    assert plan_summary(rows) == expected
+
+
+def test_a_planned_call_that_needs_no_approval_has_its_number(planned):
+    call, plan, ledger = planned
+    calls = [*PLAN, {"tool": "more", "arguments": CALLS[4][1], "why": "all of them"}]
+    call(("plan", {"question": "why?", "calls": calls}))
+    approve(plan)
+    call(CALLS[1], CALLS[4], ("more", {**CALLS[4][1], "count": 3}))
+    assert [row.get("planned", "free") for row in rows_of(ledger)[2:]] == [2, 3, "free"]
+
+
+def test_one_file_is_not_plan_and_ledger(tmp_path):
+    path = str(tmp_path / "x")
+    assert CliRunner().invoke(main, ["mcp", "--plan", path, "--ledger", path]).exit_code == 2
 
 
 def test_a_ledger_without_a_plan_has_no_departures(ledger):
@@ -282,6 +352,8 @@ def test_a_ledger_without_a_plan_has_no_departures(ledger):
         [{"tool": "predict", "arguments": "x", "why": ""}],
         [{"tool": "nothing", "arguments": {}, "why": ""}],
         [{"tool": 3, "arguments": {}, "why": ""}],
+        [{"tool": "plan", "arguments": {}, "why": ""}],
+        [*PLAN, {**PLAN[0], "why": "once more"}],
         [{"tool": "predict", "arguments": {}, "why": "", "more": 1}],
         [],
     ],

@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
+from click.testing import CliRunner
 from configurations import dense
 from conftest import GEMMA3, LLAMA, Letters, random_model
 
 from icebear import Model, Neuron, Projection, project
+from icebear.app.cli.main import main
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.lens_files import LensFile
 from icebear.concepts.vocabulary.weight_rows import unembed
@@ -165,3 +167,10 @@ def test_a_projection_through_a_file_is_saved(model, tmp_path):
     projection.save(tmp_path / "p.safetensors")
     assert Projection.load(tmp_path / "p.safetensors") == projection
     assert "j.pt" in projection.about
+
+
+@pytest.mark.parametrize("option", ["--html a.html", "--base-model x", "--effects", "--annotate", "--more 3"])
+def test_options_that_a_lens_file_does_not_use_are_refused(option):
+    words = ["neuron", "L0.ffn.1", "--lens-file", "lens.pt", *option.split()]
+    assert CliRunner().invoke(main, words).exit_code == 2
+    assert CliRunner().invoke(main, ["neuron", "--significant", "--lens-file", "lens.pt"]).exit_code == 2

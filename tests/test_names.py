@@ -14,7 +14,7 @@ from rich.text import Text
 
 from icebear import Edit, Neuron, attribute
 from icebear.app.cli.main import main
-from icebear.app.cli.tables.naming import renamed
+from icebear.app.cli.tables.naming import renamed, renamed_document
 from icebear.errors import InputError
 from icebear.points import POINTS, in_names
 from icebear.records import SITES
@@ -76,10 +76,22 @@ def test_a_result_is_printed_in_the_names_of_transformer_lens(tiny_folder):
     assert {row["neuron"].startswith("blocks.") for row in after} == {True}
 
 
+def test_a_document_keeps_the_texts_of_others_in_other_names():
+    ours = {"prompt": "L1.ffn.3", "question": "What does L1.ffn.3 do?", "rows": [{"text": "L1.ffn.3", "n": 2}]}
+    edit, swap = "L2.head.4*0@last", 'L2.head.4<-"of L1.ffn.3"@last'
+    ids = {"L1.ffn.3": ["L1.ffn.3", "L1.ffn.3 -", "L1.ffn.3@4", edit, swap, "L1.attn.3", None, 3]}
+    theirs, head = "blocks.1.mlp.hook_post[3]", "blocks.2.attn.hook_z[4]"
+    renamed_edits = [text.replace("L2.head.4", head) for text in (edit, swap)]
+    expected = {**ours, theirs: [theirs, f"{theirs} -", f"{theirs}@4", *renamed_edits, "L1.attn.3", None, 3]}
+    assert renamed_document({**ours, **ids}, in_names("transformerlens")) == expected
+
+
 def test_a_table_keeps_its_styles_in_other_names():
-    table, write = Table("neuron"), in_names("transformerlens")
-    table.add_row(Text.assemble(("L1.ffn.3", "bold"), " and L2.attn.4"))
+    table, write = Table("neuron", caption="L1.ffn.3"), in_names("transformerlens")
+    table.add_row(Text.assemble(("L1.ffn.3", "bold"), " and L2.attn.4", no_wrap=True))
     (cell,) = renamed(table, write).columns[0]._cells
+    assert table.caption == "blocks.1.mlp.hook_post[3]"
+    assert cell.no_wrap is True
     assert cell.plain == "blocks.1.mlp.hook_post[3] and L2.attn.4"
     assert [(span.start, span.end, span.style) for span in cell.spans] == [(0, 25, "bold")]
 

@@ -90,7 +90,11 @@ FOREIGN = {
         {
             "index": 4,
             "density": 0.2,
-            "explanations": [{"text": "camels", "methodName": "oai_token-act-pair", "modelName": "gpt"}, {"text": "x"}],
+            "explanations": [
+                {"text": "camels", "methodName": "oai_token-act-pair", "modelName": "gpt"},
+                {"text": "x"},
+                {"text": " "},
+            ],
             "activations": [{"tokens": ["a", " camel", " a"], "values": [0, 1, 0], "quantileMin": None}],
         },
     ],
@@ -108,6 +112,10 @@ def test_files_of_others_are_read(index, tmp_path):
     assert dashboards.labels() == {(Neuron(0, "ffn", 4), "-"): labels}
 
 
+def feature(explanations=(), **activation):
+    return {"index": 1, "explanations": explanations, "activations": [{"tokens": ["a"], "values": [1], **activation}]}
+
+
 BAD = {
     "not JSON": "{",
     "a list": "[]",
@@ -120,6 +128,12 @@ BAD = {
     "a text as a value": '{"source": "0-ffn-plus", "features": [{"index": 1, "activations": '
     '[{"tokens": ["a"], "values": ["1"]}]}]}',
     "a text as an index": '{"source": "0-ffn-plus", "features": [{"index": "1", "activations": []}]}',
+    "an infinite value": json.dumps({"source": "0-ffn-plus", "features": [feature(values=[float("inf")])]}),
+    "a value that is no number": json.dumps({"source": "0-ffn-plus", "features": [feature(values=[float("nan")])]}),
+    "a huge value": json.dumps({"source": "0-ffn-plus", "features": [feature(values=[10**400])]}),
+    "a text as tokens": json.dumps({"source": "0-ffn-plus", "features": [feature(tokens="a")]}),
+    "labels that are texts": json.dumps({"source": "0-ffn-plus", "features": [feature(["camels"])]}),
+    "one label for a list": json.dumps({"source": "0-ffn-plus", "features": [feature({"text": "a"})]}),
     "a label that is no text": '{"source": "0-ffn-plus", "features": [{"index": 1, "activations": [], '
     '"explanations": [{"text": 3}]}]}',
 }
@@ -158,8 +172,17 @@ def test_labels_that_cannot_be_scored_are_not_shown(exported, tmp_path, monkeypa
     model, _, folder = exported
     monkeypatch.setattr(ModelOptions, "load", lambda self: model)
     words = ["index", "--from-neuronpedia", str(folder), "--store", str(tmp_path / "b.db"), "--encoder", "none"]
-    result = CliRunner().invoke(main, words)
+    result = CliRunner().invoke(main, [*words, "--json"])
     assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["meanings"], bool(document["not_scored"])) == ([], True)
     with open_store(tmp_path / "b.db") as store:
         assert store.labels.all_meanings() == []
         assert store.labels.manual(TOPIC) == (None, {})
+
+
+@pytest.mark.parametrize("option", ["--merge", "--limit 3", "--workers 2", "--part 1/2", "--parts p", "--language es"])
+def test_options_of_another_corpus_are_refused(option, tmp_path):
+    words = ["index", "--from-neuronpedia", str(tmp_path), "--store", str(tmp_path / "a.db"), *option.split()]
+    assert CliRunner().invoke(main, words).exit_code == 2
+    assert not (tmp_path / "a.db").exists()

@@ -12,7 +12,8 @@ import time
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import httpx
 import neuronpedia_inference_client as client
@@ -29,6 +30,7 @@ from starlette.testclient import TestClient
 
 from icebear import Edit, Model, attribute, stages, steer
 from icebear.app.api import calls as computed
+from icebear.app.api import schemas
 from icebear.app.api import server as api
 from icebear.app.api.calls import CALLS
 from icebear.app.api.schemas import LIMITS, Limits
@@ -36,6 +38,7 @@ from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session
 from icebear.concepts.passes.active_neurons import most_active
 from icebear.concepts.vocabulary.prompt_lens import logit_lens
+from icebear.errors import InputError
 from icebear.models.text.chat import Chat
 
 PROMPT = "ice bear"
@@ -203,6 +206,15 @@ def test_a_source_of_neuronpedias_client_has_each_positive_value(address, letter
                 dense[position, int(index)] = value
         assert "".join(row.tokens) == prompt
         assert torch.allclose(dense, values.clamp(min=0), atol=1e-6)
+
+
+def test_a_source_has_a_limit_on_tokens_times_neurons(letters, monkeypatch):
+    request = schemas.ActivationSourceRequest(model="letters", source="1-ffn-plus", prompts=PROMPTS)
+    total, width = sum(len(letters.ids(prompt)) for prompt in PROMPTS), letters.width("ffn")
+    for values, is_allowed in ((total * width, True), (total * width - 1, False)):
+        monkeypatch.setattr(computed, "LIMITS", replace(LIMITS, source_values=values))
+        with nullcontext() if is_allowed else pytest.raises(InputError):
+            computed.activation_source(letters, request)
 
 
 CHAT = [{"role": "user", "content": "Where do ice bears live?"}]

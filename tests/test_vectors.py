@@ -10,6 +10,8 @@ from click.testing import CliRunner
 from configurations import dense
 from conftest import IDS, LLAMA, random_model
 from gguf import GGUFReader
+from test_passes import made
+from test_writers import largest_file
 
 from icebear import Edit, IcebearError, InputError, Recipe, RecipeError, VectorEdit, attribute, load_model, steer
 from icebear.app.cli.main import main
@@ -217,11 +219,11 @@ def test_a_gguf_comes_back(llama, tmp_path):
     assert one == recipe.edits[1]
 
 
-@pytest.mark.parametrize("form", ["a tensor", "a dict", "a vector"])
+@pytest.mark.parametrize("form", ["a tensor", "a dict", "a vector", "a parameter"])
 def test_a_vector_of_hotwire_comes_back(form, llama, tmp_path):
     rows = torch.randn(llama.layers, llama.config.hidden_size, generator=DRAW)
-    saved = {"a tensor": rows, "a dict": {"name": "x", "directions": rows.half().float()}, "a vector": rows[1]}[form]
-    torch.save(saved, tmp_path / "v.pt")
+    forms = {"a tensor": rows, "a dict": {"name": "x", "directions": rows.half().float()}, "a vector": rows[1]}
+    torch.save({**forms, "a parameter": torch.nn.Parameter(rows)}[form], tmp_path / "v.pt")
     (edit,) = read_control_vector(llama, tmp_path / "v.pt", layer=1)
     assert (edit.layer, edit.where) == (1, "all")
     assert edit.vector == pytest.approx(rows[1].tolist(), rel=1e-2)
@@ -239,6 +241,7 @@ BAD = {
     "text.pt": "no",
     "three.pt": torch.ones(1, 2, 3),
     "whole.pt": torch.ones(3, 4, dtype=torch.int64),
+    "layers.pt": torch.ones(LLAMA.num_hidden_layers + 1, LLAMA.hidden_size),
     "width.pt": torch.ones(LLAMA.num_hidden_layers, LLAMA.hidden_size + 1),
     "infinite.pt": torch.full((LLAMA.num_hidden_layers, LLAMA.hidden_size), torch.inf),
     "zero.pt": torch.zeros(LLAMA.num_hidden_layers, LLAMA.hidden_size),
@@ -258,6 +261,18 @@ def test_a_file_that_is_no_control_vector_is_refused(name, llama, tmp_path):
         read_control_vector(llama, path, layer=1)
 
 
+def test_a_folder_is_refused_as_one(llama, tmp_path):
+    (tmp_path / "v.pt").mkdir()
+    with pytest.raises(InputError, match="folder"):
+        read_control_vector(llama, tmp_path / "v.pt", layer=1)
+
+
+def test_a_full_disk_leaves_no_vector(llama, tmp_path):
+    with largest_file(1500), pytest.raises(RecipeError):
+        save_control_vector(llama, Recipe.for_model(llama, "r", [vector(llama)]), tmp_path / "v.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
 def stream_norms(model, ids):
     """By transformers, without the first token, which is a sink; (L,), the last layer left out: it is normalized."""
     with torch.no_grad():
@@ -271,6 +286,30 @@ def test_the_dose_is_the_share_of_the_stream_s_norm(llama):
     both = [vector(llama, 0), vector(llama, 1)]
     total = torch.tensor(both[0].vector) + torch.tensor(both[1].vector)
     assert dose(llama, both, IDS) == pytest.approx(max(2 / norms[0], total.norm().item() / norms[1]), rel=1e-4)
+
+
+def hooked_norms(model, layer, ids):
+    """The norm at each token of the layer's own stack but the first, a sink, of the pass that `dose` makes."""
+    norms = []
+    hook = lambda module, args, output: norms.append(output[0].norm(dim=-1)[0])  # noqa: E731
+    with model.layer_modules[layer].register_forward_hook(hook):
+        number = dose(model, [vector(model, layer, 3.0)], ids)
+    return norms[-1][1:], number
+
+
+def test_the_dose_in_each_stack_is_of_its_own_tokens():
+    model = made("t5")
+    for layer in range(model.layers):
+        norms, number = hooked_norms(model, layer, IDS)
+        assert number == pytest.approx(3 / norms.mean().item(), rel=1e-4)
+    encoder, decoder = vector(model, 0, 1.0), vector(model, model.layers - 1, 3.0)
+    doses = [dose(model, edits, IDS) for edits in ([encoder], [decoder], [encoder, decoder])]
+    assert doses[2] == max(doses[:2]), "what the encoder adds is not in the decoder's stream"
+
+
+def test_a_stream_that_is_not_found_has_no_dose(llama, monkeypatch):
+    monkeypatch.setattr("icebear.concepts.passes.inputs.Stream._read", lambda *_: None)
+    assert dose(llama, [vector(llama)], IDS) is None
 
 
 def test_the_dose_of_a_neuron_is_that_of_its_vector(llama):

@@ -112,15 +112,18 @@ def activation_source(model: Model, request: schemas.ActivationSourceRequest) ->
     """Return for each prompt the neurons of a layer whose value is positive at a token: the token, and the value."""
     source = Source.parse(request.source)
     _neuron(model, source)
-    each = _ids_of_all(model, request.prompts, LIMITS.tokens)
+    most = max(1, LIMITS.source_values // model.width(source.site))
+    each = _ids_of_all(model, request.prompts, min(LIMITS.tokens, most))
     return {"results": [_active(model, ids, source) for ids in each]}
 
 
 def _active(model: Model, ids: list[int], source: Source) -> Answer:
-    values = source.sign * prompt_activations(model, ids, source.site, source.layer)  # (T, N)
+    values = (source.sign * prompt_activations(model, ids, source.site, source.layer)).cpu()  # (T, N)
+    positions, indices = (values > 0).nonzero(as_tuple=True)
     features: dict[str, list[tuple[int, float]]] = {}
-    for position, index in (values > 0).nonzero().tolist():
-        features.setdefault(str(index), []).append((position, values[position, index].item()))
+    rows = zip(positions.tolist(), indices.tolist(), values[positions, indices].tolist(), strict=True)
+    for position, index, value in rows:
+        features.setdefault(str(index), []).append((position, value))
     return {"tokens": list(model.pieces(ids)), "activeFeatures": features}
 
 

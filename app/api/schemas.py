@@ -21,6 +21,8 @@ class Limits:
     prompts: int = 64
     batch_tokens: int = 4096
     """Of the prompts of a request together."""
+    source_values: int = 1 << 22
+    """Tokens of a request times neurons of a layer, where each value may be in the answer."""
     new_tokens: int = 256
     results: int = 100
     """Neurons of an answer, each with a value for each token; Neuronpedia's page asks for 50."""

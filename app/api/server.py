@@ -35,7 +35,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"model": Refusal, "description": "The request took too long"},
 }
 ABOUT = (
-    "The calls of Neuronpedia's inference API that neurons can answer, with the fields of its version 1.9, and "
+    "The calls of Neuronpedia's inference API that neurons can answer, with the fields of its version 1.10, and "
     "`/v1/stages`. Names are in camelCase and in snake_case; a request may use either."
 )
 CLIENT_GONE = 499
@@ -64,7 +64,8 @@ class Guard:
         if is_local(scope, self.host):
             await self.app(scope, counted, send)
         else:
-            await refusal(403, "This server answers http://localhost only.")(scope, receive, send)
+            answered = "http://localhost" + f" and {self.host}" * bool(self.host)
+            await refusal(403, f"This server answers {answered} only.")(scope, receive, send)
 
 
 def refusal(status: int, sentence: str) -> JSONResponse:

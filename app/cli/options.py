@@ -68,6 +68,12 @@ def named(option: str) -> bool:
     return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT
 
 
+def excluded(mode: str, names: Sequence[str]) -> None:
+    """Raise `UsageError` if one of these options is given, which a mode of the current command would ignore."""
+    for name in filter(named, names):
+        raise click.UsageError(f"{mode} and --{name.replace('_', '-')} exclude each other; give one of them.")
+
+
 def check_port(port: int) -> None:
     """Raise `InputError` if another process of this machine answers at a port."""
     with socket.socket() as probe:

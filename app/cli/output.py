@@ -70,9 +70,9 @@ def show(as_json: bool, document: Any, *renderables: Any, names: Naming = "icebe
     Raises `NumericalError` for NaN and infinity, which JSON does not have.
     """
     if names != "icebear":
-        from icebear.app.cli.tables.naming import renamed
+        from icebear.app.cli.tables.naming import renamed, renamed_document
 
-        document, renderables = (renamed(part, in_names(names)) for part in (document, renderables))
+        document, renderables = renamed_document(document, in_names(names)), renamed(renderables, in_names(names))
     if as_json:
         try:
             text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False)

@@ -25,6 +25,8 @@ MEASURED = ("predict", "explain", "sources", "attribute", "rank", "circuit", "st
 """Tools whose answers are numbers about the model, and depend on no earlier call and no file."""
 TOLERANCE = 1e-4
 """The share by which numbers may differ; answers have five digits."""
+APPROVAL = "approval"
+"""In place of a tool, where a person approved a plan. No tool has this name, so a call of it has no answer."""
 SMALLEST = 1e-6
 """What differs by less is equal, too."""
 
@@ -74,17 +76,30 @@ def read_ledger(path: str | Path) -> list[Call]:
     return calls
 
 
+def note_approval(path: Path, session: Session, plan: dict[str, Any]) -> None:
+    """Append to a ledger that a person approved a plan. Raises `InputError`."""
+    note(path, session, APPROVAL, plan, answer={"approved": True})
+
+
 def plan_summary(calls: Sequence[Call]) -> dict[str, Any] | None:
-    """Return how a ledger's calls compare with its last approved plan; None without one."""
-    plans = [number for number, call in enumerate(calls) if call.tool == "plan" and call.arguments.get("approved")]
+    """Return how a ledger's calls compare with its approved plans: of each, how many of its calls had an answer; of
+    all, the departures. None without a plan."""
+    plans: list[tuple[dict[str, Any], set[int]]] = []
+    for call in calls:
+        if call.tool == APPROVAL and call.answer is not None:
+            if not plans or plans[-1][0] != call.arguments:  # a server that starts again notes its plan again
+                plans.append((call.arguments, set()))
+        elif plans and call.planned is not None and call.answer is not None:
+            plans[-1][1].add(call.planned)
     if not plans:
         return None
-    after = calls[plans[-1] :]
-    planned = calls[plans[-1]].arguments.get("calls")
-    numbers = {call.planned for call in after if call.planned is not None}
-    departures = [{"tool": call.tool, "arguments": call.arguments} for call in after if call.departs]
-    count = len(planned) if isinstance(planned, list) else 0
-    return {"planned": count, "made": len(numbers), "not_made": count - len(numbers), "departures": departures}
+    departures = [{"tool": call.tool, "arguments": call.arguments} for call in calls if call.departs]
+    return {"plans": [_plan_row(plan, answered) for plan, answered in plans], "departures": departures}
+
+
+def _plan_row(plan: dict[str, Any], answered: set[int]) -> dict[str, Any]:
+    planned, count = len(plan["calls"]) if isinstance(plan.get("calls"), list) else 0, len(answered)
+    return {"question": plan.get("question"), "planned": planned, "made": count, "not_made": planned - count}
 
 
 def repeated(server: MCPServer, calls: Sequence[Call]) -> list[dict[str, Any]]:

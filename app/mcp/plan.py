@@ -36,14 +36,16 @@ class Plan:
 
     @classmethod
     def of(cls, question: str, calls: list[dict[str, Any]], tools: Collection[str]) -> Plan:
-        """Return the plan of an agent, which nobody has approved. Raises `InputError` for a call without its parts or
-        of an unknown tool."""
+        """Return the plan of an agent, which nobody has approved. Raises `InputError` for a call without its parts, of
+        an unknown tool, or that is in it twice."""
         try:
             plan = cls(question, tuple(_call(row) for row in calls))
         except (TypeError, KeyError):
             raise InputError("Each call of a plan has a tool, its arguments, and why; give these three.") from None
-        for call in plan.calls:
-            one_of(call.tool, "tool of a plan", tools)
+        for number, call in enumerate(plan.calls, 1):
+            one_of(call.tool, "tool of a plan", [tool for tool in tools if tool != "plan"])
+            if plan.number(call.tool, call.arguments) != number:
+                raise InputError(f"Call {number} of the plan, of {call.tool}, is in it before; leave it out.")
         return plan
 
     @classmethod
@@ -85,10 +87,14 @@ def approved_plan(path: Path) -> Plan:
 
 
 def proposed(path: Path, plan: Plan) -> bool:
-    """Write a plan, and return whether it is approved: as a plan of the same calls that was, else not yet."""
+    """Write a plan, and return whether it is approved: as a plan of the same calls that was, else not yet.
+
+    Raises `InputError` where another plan is approved, which a person may have edited."""
     known = Plan.read(path) if path.exists() else None
-    if known and known.approved and replace(known, approved=False) == plan:
-        return True
+    if known and known.approved:
+        if replace(known, approved=False) == plan:
+            return True
+        raise InputError(f"The user has approved another plan in {path.name}; ask the user to remove it for a new one.")
     plan.write(path)
     return False
 

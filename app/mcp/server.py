@@ -18,7 +18,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCNotification, ToolAnnotations
 from pydantic import ValidationError
 
-from icebear.app.mcp.ledger import note
+from icebear.app.mcp.ledger import note, note_approval
 from icebear.app.mcp.plan import FREE, Plan, approved_plan
 from icebear.app.mcp.session import Session, one_line
 from icebear.app.mcp.tools import Tools, tool_names
@@ -67,16 +67,19 @@ class Server(MCPServer):
 
         Raises `ToolError` for a call without an approved plan."""
         session = self.session
-        if session.plan is None or name in FREE:
+        if session.plan is None or name == "plan":
             return {}
         try:
             plan = approved_plan(session.plan)
         except InputError as error:
+            if name in FREE:
+                return {}
             raise ToolError(str(error)) from None
         if session.ledger and plan != self.noted:
-            note(session.ledger, session, "plan", plan.to_dict(), answer={"approved": True})
+            note_approval(session.ledger, session, plan.to_dict())
             self.noted = plan
-        return {"planned": plan.number(name, arguments)}
+        number = plan.number(name, arguments)
+        return {} if number is None and name in FREE else {"planned": number}
 
     async def _call(self, name: str, arguments: dict[str, Any], context: Any) -> Any:
         tool = self._tool_manager.get_tool(name)

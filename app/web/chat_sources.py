@@ -90,6 +90,8 @@ def _meanings(text: str, turn: int, span: tuple[int, int], contrast: str | None)
     if not served.has_labels():
         return
     relevance = explained_words(text, turn, span, contrast)
+    if relevance.sums.target <= 0:  # it has no shares
+        return
     with served.store() as opened:
         rows = node_meanings(relevance, opened)
     if not rows:

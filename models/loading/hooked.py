@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from icebear.models.loading.hooked_model import (
     HookedForOutputs,
 )
 from icebear.models.loading.layouts import their_name, weights_of
+from icebear.models.loading.saved_tensors import read_saved
 from icebear.models.text.words import Words
 from icebear.paths import WEIGHTS, read_text
 
@@ -151,16 +150,7 @@ def state_of(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state dict of a file, and the configuration saved with it, if there is one. Raises `ModelError`."""
     if file.suffix.lower() == ".safetensors":
         return load_file(file), {}
-    try:
-        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(PICKLED):
-            saved = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ModelError(
-            f"{file} has Python objects, which can run code when they are read; if you trust the file, load it with "
-            "torch and save only the state dict: torch.save(model.state_dict(), FILE)."
-        ) from error
-    except Exception as error:  # of any kind: zip, old formats, pickles cut short
-        raise ModelError(f"{file} is not a file of torch.save, or it is damaged; download it again.") from error
+    saved = read_saved(file, ModelError, PICKLED)
     saved = saved if isinstance(saved, Mapping) else {}
     entries: Any = next((saved[name] for name in ("config", "cfg") if name in saved), {})
     state = next((saved[name] for name in ("model", "state_dict", "model_state_dict") if name in saved), saved)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Group
@@ -12,13 +14,43 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from icebear.edits import Edit
+from icebear.errors import InputError
+
+TEXTS = ("prompt", "counterfactual", "text", "tokens", "query", "store")
+"""Entries of documents whose texts are somebody's."""
+_ID = re.compile(r"L\d{1,9}\.[a-z]+\.\d{1,9}")
+_AFTER = re.compile(r"(@\d+)?( [+-])?")
+"""What an id may have behind it: a token, a polarity."""
+
+
+def renamed_document(document: Any, write: Callable[[str], str]) -> Any:
+    """Return a document with `write` of each id in it: alone, with a token or polarity, or at the begin of an edit."""
+    if isinstance(document, str):
+        return _renamed_id(document, write)
+    if isinstance(document, dict):
+        return {
+            _renamed_id(key, write): value if key in TEXTS else renamed_document(value, write)
+            for key, value in document.items()
+        }
+    return [renamed_document(part, write) for part in document] if isinstance(document, list | tuple) else document
+
+
+def _renamed_id(text: str, write: Callable[[str], str]) -> str:
+    match = _ID.match(text)
+    if match is None:
+        return text
+    rest = text[match.end() :]
+    is_id = bool(_AFTER.fullmatch(rest))
+    with suppress(InputError):
+        is_id = is_id or bool(Edit.parse(text))
+    return write(match[0]) + rest if is_id else text
+
 
 def renamed(shown: Any, write: Callable[[str], str]) -> Any:
-    """Return a document, or what is printed, with `write` of each of its texts: of `icebear.points.in_names`."""
+    """Return what is printed with `write` of each of its texts: of `icebear.points.in_names`."""
     if isinstance(shown, str):
         return write(shown)
-    if isinstance(shown, dict):
-        return {renamed(key, write): renamed(value, write) for key, value in shown.items()}
     if isinstance(shown, list | tuple):
         return [renamed(part, write) for part in shown]
     if isinstance(shown, Text):
@@ -30,7 +62,7 @@ def renamed(shown: Any, write: Callable[[str], str]) -> Any:
     if isinstance(shown, Tree):
         shown.label, shown.children = renamed(shown.label, write), renamed(shown.children, write)
     if isinstance(shown, Table):
-        shown.title = renamed(shown.title, write)
+        shown.title, shown.caption = renamed(shown.title, write), renamed(shown.caption, write)
         for column in shown.columns:
             column._cells = renamed(column._cells, write)
     return shown
@@ -40,7 +72,7 @@ def _text(text: Text, write: Callable[[str], str]) -> Text:
     """Return a text in its styles. Ids lie within one style, so each part of a style is written alone."""
     ends = {end for span in text.spans for end in (span.start, span.end)}
     parts = text.divide(sorted(ends - {0, len(text)})) if text.spans else [text]
-    result = Text(style=text.style, justify=text.justify, overflow=text.overflow, end=text.end)
+    result = text.blank_copy()
     for part in parts:
         written = Text(write(part.plain), style=part.style)
         for span in part.spans:

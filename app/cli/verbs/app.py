@@ -68,7 +68,7 @@ def _serve(port: int, base: Base) -> None:
     import webbrowser
 
     check_port(port)
-    url = f"http://localhost:{port}{base.path}"
+    url = f"http://localhost:{port}{base.quoted}"
     click.echo(f"icebear app: {url}  (press Ctrl-C to stop)", err=True)
     if sys.stdout.isatty():
         threading.Timer(3, webbrowser.open, (url,)).start()

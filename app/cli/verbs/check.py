@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, need
 from icebear.paths import check_model_path
+from icebear.values import shown
 
 if TYPE_CHECKING:
     from icebear.claims.checked import CheckedClaims
@@ -186,12 +188,20 @@ def _check_ledger(options: Options) -> None:
     failed = len(passed) < len(rows)
     table = listing_table([{**row, "arguments": str(row["arguments"])} for row in rows], title)
     plan = plan_summary(calls)
-    line = (
-        f"The approved plan has {plan['planned']} calls; {plan['made']} were made, {plan['not_made']} were not, and "
-        f"{len(plan['departures'])} others were."
-        if plan
-        else "The calls had no approved plan."
-    )
-    show(options.json, {"file": options.file, "passed": not failed, "calls": rows, "plan": plan}, table, line)
+    document = {"file": options.file, "passed": not failed, "calls": rows, "plan": plan}
+    show(options.json, document, table, *_plan_lines(plan))
     if failed:
         raise SystemExit(1)
+
+
+def _plan_lines(plan: dict[str, Any] | None) -> list[str]:
+    """Return a line for each approved plan of a ledger, and for each departure."""
+    if plan is None:
+        return ["The calls had no approved plan."]
+    lines = [
+        f"Approved plan ({shown(row['question'])}): {row['planned']} calls; {row['made']} had an answer, "
+        f"{row['not_made']} had none."
+        for row in plan["plans"]
+    ]
+    departures = [f"  {row['tool']} {json.dumps(row['arguments'], ensure_ascii=False)}" for row in plan["departures"]]
+    return [*lines, f"Departures, calls that were in no plan: {len(departures)}", *departures]

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import Choice, ModelOptions, argument, named, option, record, verb
+from icebear.app.cli.options import Choice, ModelOptions, argument, excluded, named, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import annotating, bar, indexing, merging
 from icebear.app.cli.stores import named_or_folder_store, neurons_named, store_or_shipped
@@ -19,6 +19,11 @@ from icebear.paths import local
 from icebear.records import LENSES
 
 WIKI = "wiki-summaries"
+OF_OTHER_CORPORA = (
+    *("limit", "language", "column", "subset", "split", "revision"),
+    *("parts", "part", "merge", "workers", "address"),
+)
+"""Options of a scan that dashboards do not have."""
 SITES = ("ffn", "attn", "q", "k", "v", "mixer", "head")
 
 
@@ -110,6 +115,7 @@ def index(options: Options) -> None:
         return _lens(options)
     need("index")
     if options.from_neuronpedia:
+        excluded("--from-neuronpedia", OF_OTHER_CORPORA)
         return _from_neuronpedia(options)
     from icebear.actmax.shipped.index_choice import replacement
 
@@ -156,7 +162,7 @@ def _from_neuronpedia(options: Options) -> None:
             with bar("sentences") as move:
                 meanings = score_labels(model, store, dashboards, move)
         except StoreError as error:
-            meanings = []
+            meanings, document["not_scored"] = [], str(error)
             lines.append(f"The labels are not scored, and not shown: {error}")
         document |= {**store.made_with(), "meanings": [meaning.to_dict() for meaning in meanings]}
     passed = sum(meaning.significant for meaning in meanings)

@@ -9,6 +9,7 @@ import click
 
 from icebear.app.cli.options import ModelOptions, named, option, record, verb
 from icebear.errors import need
+from icebear.paths import local
 
 
 @record
@@ -45,6 +46,8 @@ def mcp(options: Options) -> None:
         raise click.UsageError(f"There is no folder {options.folder}; create it.")
     if options.plan and not options.ledger:
         raise click.UsageError("--plan needs --ledger, which has the plan and each departure from it; add it.")
+    if options.plan and options.ledger and local(options.plan).resolve() == local(options.ledger).resolve():
+        raise click.UsageError("--plan and --ledger name the same file; give two.")
     from icebear.app.mcp.server import server
     from icebear.app.mcp.session import Session
 

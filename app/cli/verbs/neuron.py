@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, exactly_one, named, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, exactly_one, excluded, named, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import annotating, bar, waiting
 from icebear.app.cli.stores import named_or_folder_store, store_alone, store_beside, store_or_shipped
@@ -127,6 +127,7 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
 def _through_lens_file(wanted: Neuron, path: str, options: Options) -> None:
     from icebear.app.cli.tables.cards import projections_report
 
+    excluded("--lens-file", ("base_model", "effects", "annotate", "more", "html"))
     model = options.model.load()
     with waiting("Measuring effects"):
         words = icebear.project(model, wanted, options.top, Path(path))
@@ -158,6 +159,7 @@ def _significant(options: Options) -> None:
     from icebear.actmax.labels.meanings import most_significant
     from icebear.app.cli.tables.cards import labels_table
 
+    excluded("--significant", ("lens_file",))
     path = store_or_shipped(options.store, options.model.load, options.model.model)
     with icebear.open_store(path) as store:
         tried, made_with = store.labels.all_meanings(), store.made_with()

@@ -44,5 +44,5 @@ def serve(options: Options) -> None:
     if Path(model.name).exists():  # answers and errors have the name, and clients need no path of this machine
         model.name = model_id(model.name)
     session.model = model
-    click.echo(f"icebear serve: http://localhost:{options.port}{base.path}/v1  (press Ctrl-C to stop)", err=True)
+    click.echo(f"icebear serve: http://localhost:{options.port}{base.quoted}/v1  (press Ctrl-C to stop)", err=True)
     uvicorn.run(server(session, base), host="localhost", port=options.port, log_level="warning", server_header=False)

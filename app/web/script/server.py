@@ -34,7 +34,8 @@ class LocalhostOnly:
         base = config.get_option("server.baseUrlPath").strip("/")
         base = f"/{base}" * bool(base)
         below = BELOW_A_VIEW.fullmatch(scope.get("path", "").removeprefix(base))
-        if is_local(scope, config.get_option("browser.serverAddress")):
+        host = config.get_option("browser.serverAddress")
+        if is_local(scope, host):
             if below and "text/html" in Headers(scope=scope).get("accept", ""):
                 await RedirectResponse(f"{base}/{below[1]}")(scope, receive, unframed)
                 return
@@ -42,7 +43,7 @@ class LocalhostOnly:
         elif scope["type"] == "websocket":
             await WebSocketClose(1008)(scope, receive, send)
         else:
-            await PlainTextResponse("Open the app as http://localhost.", 403)(scope, receive, unframed)
+            await PlainTextResponse(f"Open the app at {host}.", 403)(scope, receive, unframed)
 
 
 # The libraries of the first page are imported while the browser starts.
