@@ -65,6 +65,10 @@ def project(
     Transformer Language Models" (averaged Jacobians).
     """
     neuron = model.check(neuron)
+    if neuron.site == "head":
+        raise InputError(
+            f"{neuron} writes through {model.head_dim} components; icebear neuron {neuron} measures its words."
+        )
     if neuron.site not in WRITERS:
         raise InputError(f"{neuron} does not write to the residual stream; choose a neuron of site ffn or attn.")
     if isinstance(lens, Path):
