@@ -127,10 +127,8 @@ def _unseen(store: Store, neuron: Neuron) -> Iterator[Sentence]:
 def _corpus(store: Store) -> Corpus:
     """Return the corpus of an index, from the documents on that were not scanned. Raises `StoreError` if it changed."""
     facts = store.facts.all()
-    named, limit = {"subset": facts["config"], "split": facts["split"]}, facts.get("limit")
-    scanned = read_corpus(
-        facts["corpus"], limit, facts["language"], facts["column"], **named, revision=facts["revision"]
-    )
+    limit, named = facts.get("limit"), [facts[name] for name in ("language", "column", "config", "split", "revision")]
+    scanned = read_corpus(facts["corpus"], limit, *named)
     if scanned.facts["content"] != facts["content"]:
         raise StoreError(f"{facts['corpus']} has changed since it was indexed; build the index anew.")
     if limit is None:

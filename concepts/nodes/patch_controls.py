@@ -34,28 +34,28 @@ def patch_controls(model: Model, relevance: Relevance, seed: int = 0) -> tuple[R
     if relevance.image is None or compared is None or len(compared.pairs) != 1 or relevance.target is None:
         return ()
     image, other = compared.pairs[0].batch.pixels  # type: ignore[misc]
-    chosen = _choices(relevance.image.patches, grid(model, image), seed)
-    others = {"random": "as many random patches", "shifted": "the patches that the shifted map names"}
-    controls = []
+    chosen, drawn, shifted = _choices(relevance.image.patches, grid(model, image), seed)
+    number, controls = objective_text(relevance.target, relevance.contrast), []
     for what, base, source in (("deleted", image, other), ("inserted", other, image)):
-        for kind, name in others.items():
-            before, after, *drawn = _numbers(model, relevance, base, source, [(), chosen["first"][0], *chosen[kind]])
-            patches = f"the first {len(chosen['first'][0])} patches {what}"
-            number = objective_text(relevance.target, relevance.contrast)
-            controls.append(RandomControl(patches, name, number, before, after, tuple(drawn)))
+        before, after, *others = _numbers(model, relevance, base, source, [(), chosen, *drawn, *shifted])
+        by_name = {
+            "as many random patches": others[: len(drawn)],
+            "the patches that the shifted map names": others[len(drawn) :],
+        }
+        patches = f"the first {len(chosen)} patches {what}"
+        controls += [
+            RandomControl(patches, name, number, before, after, tuple(values)) for name, values in by_name.items()
+        ]
     return tuple(controls)
 
 
-def _choices(patches: Tensor, shape: tuple[int, int], seed: int) -> dict[str, list[Sequence[int]]]:
+def _choices(patches: Tensor, shape: tuple[int, int], seed: int) -> tuple[list[int], list[list[int]], list[list[int]]]:
     """Return the first tenth of the patches, as many random ones, and those of the map shifted by random steps."""
     generator, count = random.Random(seed), max(1, round(SHARE * patches.numel()))
     steps = [(row, column) for row in range(shape[0]) for column in range(shape[1])][1:]
     shifts = generator.sample(steps, min(RANDOM_DRAWS, len(steps)))
-    return {
-        "first": [_largest(patches, count)],
-        "random": [generator.sample(range(patches.numel()), count) for _ in range(RANDOM_DRAWS)],
-        "shifted": [_largest(patches.roll(shift, (0, 1)), count) for shift in shifts],
-    }
+    drawn = [generator.sample(range(patches.numel()), count) for _ in range(RANDOM_DRAWS)]
+    return _largest(patches, count), drawn, [_largest(patches.roll(shift, (0, 1)), count) for shift in shifts]
 
 
 def _largest(patches: Tensor, count: int) -> list[int]:

@@ -149,8 +149,8 @@ def answer_of(model: Reader, chat: Chat, turn: int) -> Answer:
             f"Message {turn} of the chat is not an answer; choose one that the model wrote after a message."
         )
     question = chat.of(chat.messages[:turn])
-    read, ids = model.ids(question), message_ids(model, chat, turn)
     recorded = written(model, chat, turn) if _is_recorded(chat.messages[turn]) else Written("")
+    read, ids = model.ids(question), model.tokens_of(recorded.text) if recorded.text else message_ids(model, chat, turn)
     model.ids([*read, *ids])  # refused where it is too long
     probabilities = model.continuation_logits(read, ids).softmax(-1)[range(len(ids)), ids].tolist()
     return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, question, None, *recorded[1:])
