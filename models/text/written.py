@@ -31,14 +31,21 @@ def written(model: Reader, chat: Chat, turn: int) -> Written:
     before = list(chat.messages[:turn])
     message = {key: value for key, value in chat.messages[turn].items() if key != "ids"}
     calls, reasoning = message.get("tool_calls") or [], (message.get("reasoning_content") or "").strip()
-    text = _by_template(model, chat, before, message)
+    prompt = templated(model, before, chat.template, tokenize=False)
+
+    def by_template(message: Mapping[str, Any]) -> str:
+        """Return what the template writes after the generation prompt; empty if the answer begins otherwise."""
+        text = templated(model, [*before, message], chat.template, tokenize=False, continues=False)
+        return _without_ending(model, text.removeprefix(prompt)) if text.startswith(prompt) else ""
+
+    text = by_template(message)
     if text and all(call["function"]["name"] in text for call in calls):
-        begun = [_by_template(model, chat, before, _with_calls(message, calls[:count])) for count in range(len(calls))]
+        begun = [by_template(_with_calls(message, calls[:count])) for count in range(len(calls))]
         dropped = "" if reasoning in text else reasoning
     else:
         begun = [calls_as_text(_with_calls(message, calls[:count]))["content"] for count in range(len(calls))]
         text, dropped = calls_as_text(message)["content"], reasoning
-        if reasoning and templated(model, before, chat.template, tokenize=False).rstrip().endswith(THINK):
+        if reasoning and prompt.rstrip().endswith(THINK):
             thoughts, dropped = f"{reasoning}\n{THOUGHT}\n\n", ""
             text, begun = thoughts + text, [thoughts + part for part in begun]
     return Written(text, tuple(len(commonprefix([text, part])) for part in begun), dropped)  # noqa: RUF071
@@ -49,13 +56,9 @@ def _with_calls(message: Mapping[str, Any], calls: list[Any]) -> dict[str, Any]:
     return {**rest, "tool_calls": calls} if calls else rest
 
 
-def _by_template(model: Reader, chat: Chat, before: list[Any], message: Mapping[str, Any]) -> str:
-    """Return what the template writes for an answer after the generation prompt; empty if it begins otherwise."""
-    prompt = templated(model, before, chat.template, tokenize=False)
-    text = templated(model, [*before, message], chat.template, tokenize=False, continues=False)
-    if not text.startswith(prompt):
-        return ""
-    text = text.removeprefix(prompt).rstrip()
+def _without_ending(model: Reader, text: str) -> str:
+    """Return a text without the tokens that end a message."""
+    text = text.rstrip()
     while ending := next((sign for sign in template_of(model).all_special_tokens if text.endswith(sign)), None):
         text = text.removesuffix(ending).rstrip()
     return text
