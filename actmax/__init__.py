@@ -1,1 +1,1 @@
-"""What a neuron means: the sentences of a corpus that drive it furthest, in one SQLite file."""
+"""What a neuron means: an index of its maximally activating sentences, labels, its card, and the atlas of all neurons."""

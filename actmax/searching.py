@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from icebear.actmax.index.encoder import encoder_of
 from icebear.db.search import BY, by_words
 from icebear.db.store import Store
-from icebear.errors import DownloadError, StoreError
+from icebear.errors import DownloadError
 from icebear.records import Hit
 
 if TYPE_CHECKING:
@@ -53,22 +53,8 @@ def headings(store: Store, download: bool = True) -> dict[str, str]:
 
 def _encoder_of(store: Store, download: bool) -> tuple[Encoder | None, str]:
     """Return the encoder of an index, or None and the reason."""
-    about = store.facts.all().get("encoder")
-    if about is None:
-        return None, "this index has no vectors of a sentence encoder"
     try:
-        encoder = _encoder(about["name"], download)
+        encoder = encoder_of(store, download)
     except DownloadError as error:
         return None, str(error)
-    if encoder.fingerprint != about["fingerprint"]:
-        raise StoreError(
-            f"The encoder {about['name']} is not the one that {store.path} was made with; run icebear index again."
-        )
-    return encoder, ""
-
-
-@lru_cache(maxsize=2)
-def _encoder(name: str, download: bool) -> Encoder:
-    from icebear.models.loading.encoder import load_encoder  # a search by words alone needs no torch
-
-    return load_encoder(name, download)
+    return encoder, "" if encoder else "this index has no vectors of a sentence encoder"

@@ -112,7 +112,7 @@ CREATE TABLE labels (
     scores TEXT NOT NULL
 );
 
--- Automatic labels of neurons and heads (actmax/labels/). by is token or sentence; record has all scores, as JSON.
+-- Automatic labels of neurons and heads (actmax/labels/). by is token, sentence or pattern; record has all scores, as JSON.
 CREATE TABLE meanings (
     layer INTEGER NOT NULL,
     site TEXT NOT NULL,

@@ -256,8 +256,8 @@ class Meaning:
     neuron: Neuron
     polarity: str
     kind: str
-    """``topic``, or a token pattern: ``tokens``, ``before``, ``after``; empty if the neuron is hardly active at this
-    polarity."""
+    """``topic``, a token pattern (``tokens``, ``before``, ``after``), or ``description``; empty if the neuron is hardly
+    active at this polarity."""
     text: str
     by: str
     """The unit of the score, ``token``, ``sentence`` or ``pattern``."""

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -12,6 +13,7 @@ from test_labels import SENTENCES, TOPIC, WORD, planted, texts
 from test_packed_parts import ENCODER
 
 from icebear import Neuron, build_index, describe, embed_examples, open_store, openai_server, read_corpus
+from icebear.actmax.index import encoder as index_encoder
 from icebear.actmax.labels import descriptions, null, sample, writer
 from icebear.actmax.labels.auto import label_neurons
 from icebear.actmax.labels.descriptions import calls_left, describe_neurons, score_label
@@ -80,7 +82,7 @@ def index(made, monkeypatch, tmp_path):
     """The planted model, and a copy of its index."""
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
     monkeypatch.setattr(null, "CONTROLS", 50)
-    monkeypatch.setattr(descriptions, "load_encoder", lambda name: ENCODER)
+    monkeypatch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
     monkeypatch.setattr(sample, "TOPICS", 6)
     for file in made[1].parent.glob("a.db*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -209,6 +211,16 @@ def test_an_index_without_an_encoder_has_no_descriptions(tmp_path, made):
         build_index(made[0], read_corpus(str(tmp_path / "t.txt")), store, k=4)
         with server(honest) as (url, asked), pytest.raises(StoreError):
             describe_neurons(made[0], store, [TOPIC], Writer.at(url))
+    assert not asked
+
+
+def test_an_encoder_that_has_changed_scores_nothing(index, monkeypatch):
+    model, path = index
+    monkeypatch.setattr(index_encoder, "_load", lambda name, download: replace(ENCODER, fingerprint="2"))
+    with open_store(path) as store, server(honest) as (url, asked):
+        with pytest.raises(StoreError):
+            describe_neurons(model, store, [TOPIC], Writer.at(url))
+        assert {row.kind for row in score_label(model, store, TOPIC, "songs")} == {"tokens"}
     assert not asked
 
 

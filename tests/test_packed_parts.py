@@ -9,7 +9,8 @@ from icebear import Encoder, Neuron, build_index, describe, embed_examples, open
 from icebear.actmax import searching
 from icebear.actmax.atlas.atlas import atlas
 from icebear.actmax.atlas.saved_map import save_map, saved_drawing, saved_map
-from icebear.actmax.labels import descriptions, null, sample
+from icebear.actmax.index import encoder as index_encoder
+from icebear.actmax.labels import null, sample
 from icebear.actmax.labels.auto import label_neurons
 from icebear.actmax.labels.descriptions import score_label
 from icebear.actmax.shipped.shipped_index import unpack
@@ -43,7 +44,7 @@ def stores(tmp_path_factory):
         patch.setattr(null, "CONTROLS", 50)
         patch.setattr(sample, "TOPICS", 6)
         patch.setattr(pack_index, "VECTOR_BYTES", 24)
-        patch.setattr(searching, "_encoder", lambda name, download: ENCODER)
+        patch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
         build_index(model, read_corpus(str(folder / "t.txt")), store, k=pack_index.EXAMPLES)
         embed_examples(store, ENCODER)
         label_neurons(model, store, store.neurons.all()[:40])
@@ -105,7 +106,7 @@ def test_a_label_of_ones_own_is_scored_as_before_without_new_nulls(stores, monke
     model, store, again = stores
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
     monkeypatch.setattr(null, "controls", None)
-    monkeypatch.setattr(descriptions, "load_encoder", lambda name: ENCODER)
+    monkeypatch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
     before, after = (score_label(model, s, WORD, "zebra") for s in (store, again))
     assert [(m.score, m.p) for m in before[:2]] == [(m.score, m.p) for m in after[:2]]  # of its words
     assert [m.score for m in after[2:]] == pytest.approx([m.score for m in before[2:]], abs=0.1)  # of what it says

@@ -16,6 +16,7 @@ from planted import CODES, TOPICS, WORDS, bare
 from icebear import Encoder, Neuron, build_index, describe, embed_examples, load_encoder, open_store, read_corpus
 from icebear.actmax import searching
 from icebear.actmax.index import corpus as corpora
+from icebear.actmax.index import encoder as index_encoder
 from icebear.actmax.index import meanings
 from icebear.actmax.index.corpus import Corpus
 from icebear.app.cli.main import main
@@ -170,7 +171,7 @@ def test_the_heading_says_whether_a_search_is_by_meaning(store, embedded, monkey
     """And which download is missing, if it is not."""
     assert "not by meaning" in searching.headings(store)["sentences"]
     with monkeypatch.context() as patch:
-        patch.setattr(searching, "_encoder", lambda name, download: TopicEncoder(name, "1", None, None))
+        patch.setattr(index_encoder, "_load", lambda name, download: TopicEncoder(name, "1", None, None))
         assert searching.headings(embedded) == search.BY
     embedded.facts.set({"encoder": {**embedded.facts.get("encoder"), "name": "minilm"}})
     monkeypatch.setattr(encoder, "cached", lambda folder: False)
@@ -349,13 +350,13 @@ def test_a_stopped_encoding_goes_on_and_gives_the_same_vectors(embedded, store, 
 
 
 def test_another_encoder_is_refused_and_a_larger_scan_starts_without(embedded, store, monkeypatch):
-    monkeypatch.setattr(searching, "_encoder", lambda name, download: TopicEncoder(name, "2", None, None))
+    monkeypatch.setattr(index_encoder, "_load", lambda name, download: TopicEncoder(name, "2", None, None))
     with pytest.raises(StoreError):
         searching.search(embedded, "melody")
-    monkeypatch.setattr(searching, "_encoder", lambda name, download: TopicEncoder(name, "1", None, None))
+    monkeypatch.setattr(index_encoder, "_load", lambda name, download: TopicEncoder(name, "1", None, None))
     encoder = TopicEncoder("topics", "1", None, None)
     assert searching.search(embedded, "melody", 5) == search.by_words(embedded, "melody", 5, encoder.vector("melody"))
-    monkeypatch.setattr(searching, "_encoder", None)
+    monkeypatch.setattr(index_encoder, "_load", None)
     assert searching.search(store, SONG[0], 5) == search.by_words(store, SONG[0], 5)
 
 

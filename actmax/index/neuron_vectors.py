@@ -103,7 +103,7 @@ def _lens_rows(lens: MeanLens, model: Model, site: str, layer: int) -> Tensor | 
 
 def example_vectors(store: Store, width: int = 0) -> Iterator[np.ndarray]:
     """Yield the mean standardized vectors of examples (`VectorFiles.standardized`), by 2 * id + (polarity is -); zeros
-    of a width for an index without vectors of sentences, as that which comes with icebear."""
+    of a width for an index without vectors of sentences. Save the center and the spread that standardize them."""
     ids, rows = store.sentence_vectors()  # (S,), (S, D)
     if not len(ids):
         store.facts.set({"center": [0.0] * width, "spread": [1.0] * width})

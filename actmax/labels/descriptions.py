@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from icebear.actmax.index.encoder import encoder_of
 from icebear.actmax.labels.auto import meaning_of, meanings_of, measure_activations
 from icebear.actmax.labels.choice import Chosen, choose_labels, score_parts
 from icebear.actmax.labels.kinds import Label
@@ -24,7 +25,7 @@ from icebear.actmax.labels.writer import Writer
 from icebear.db.store import Store
 from icebear.db.terms import words
 from icebear.errors import DownloadError, InputError, StoreError
-from icebear.models.loading.encoder import Encoder, load_encoder
+from icebear.models.loading.encoder import Encoder
 from icebear.models.model import Model
 from icebear.records import POLARITIES, Meaning, Neuron
 from icebear.steps import OnProgress, counting, unwatched
@@ -137,10 +138,10 @@ def score_descriptions(
 
 
 def _encoder(store: Store) -> Encoder:
-    about = store.facts.all().get("encoder")
-    if about is None:
+    encoder = encoder_of(store)
+    if encoder is None:
         raise StoreError(f"{store.path} has no vectors of a sentence encoder; run icebear index with --encoder minilm.")
-    return load_encoder(about["name"])
+    return encoder
 
 
 def _name(writer: Writer) -> str:
