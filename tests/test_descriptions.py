@@ -1,9 +1,13 @@
 """Descriptions by a server's language model: scored on sentences it did not read, resumed, and its faults explained."""
 
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
-from contextlib import contextmanager
+import urllib.request
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from test_labels import SENTENCES, TOPIC, WORD, planted, texts
 from test_packed_parts import ENCODER
+from transformers.utils.import_utils import is_serve_available
 
 from icebear import Neuron, build_index, describe, embed_examples, open_store, openai_server, read_corpus
 from icebear.actmax.index import encoder as index_encoder
@@ -22,6 +27,8 @@ from icebear.actmax.labels.writer import Writer
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.errors import InputError, ModelError, StoreError
+from icebear.models.loading.conversion import fetch
+from icebear.models.loading.presets import PRESETS
 
 
 @contextmanager
@@ -212,6 +219,38 @@ def test_an_index_without_an_encoder_has_no_descriptions(tmp_path, made):
         with server(honest) as (url, asked), pytest.raises(StoreError):
             describe_neurons(made[0], store, [TOPIC], Writer.at(url))
     assert not asked
+
+
+@contextmanager
+def transformers_server(folder):
+    """`transformers serve` with a model of a folder."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    serve = "from transformers.cli.transformers import main; main()"
+    command = [sys.executable, "-c", serve, "serve", folder, "--port", str(port), "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        try:
+            while running.poll() is None:
+                with suppress(OSError), urllib.request.urlopen(f"http://localhost:{port}/health", timeout=5):
+                    break
+                time.sleep(0.2)
+            assert running.poll() is None
+            yield f"http://localhost:{port}/v1"
+        finally:
+            running.terminate()
+
+
+@pytest.mark.skipif(not is_serve_available(), reason="needs the extra servers")
+def test_a_server_of_transformers_describes_neurons(index, monkeypatch):
+    model, path = index
+    monkeypatch.setattr(descriptions, "OTHERS", 2)
+    folder = str(fetch(PRESETS["smollm2-135m"]))
+    with transformers_server(folder) as url, open_store(path) as store:
+        rows = describe_neurons(model, store, [TOPIC], Writer.at(url, folder))
+        assert {row.kind for row in rows} == {"description"}
+        assert all(row.text and 0 <= row.score <= 1 for row in rows)
+        assert {row.record["writer"] for row in rows} == {str(Writer(url, folder))}
 
 
 def test_an_encoder_that_has_changed_scores_nothing(index, monkeypatch):

@@ -43,7 +43,10 @@ BROUGHT = {
 """What icebear imports too of the packages that another package of the part brings; onnx reads weights."""
 
 
-APART = {"ray": "200 MB, of use where there are several machines"}
+APART = {
+    "ray": "200 MB, of use where there are several machines",
+    "servers": "of use to the test of a real server only",
+}
 """What `all` leaves out, and why."""
 
 

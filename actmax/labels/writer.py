@@ -40,6 +40,8 @@ class Writer:
                 model = server_model(url)
             except (LookupError, TypeError):
                 raise ModelError(f"The server at {url} names no model; give one with --writer-model.") from None
+            except ModelError as error:  # some list no models, and describe all the same
+                raise ModelError(f"{error} If it runs, name its model with --writer-model.") from None
         return cls(url, model)
 
     def __str__(self) -> str:
