@@ -13,14 +13,17 @@ import time
 from collections.abc import Callable
 
 import torch
-from flip import TEXT
 
 from icebear import attribute, effects, load_model
 
 PROMPTS = "The ice bear lives in the", "The wild camel lives in the"
 NODES = 10
+TEXT = (
+    "The town lies on the north bank of the river, between two low hills, and was first named in a letter of the "
+    "year 1204. A market was held there every week, and later a bridge, a mill and a school were built. "
+)
 BEFORE = 128
-"""Tokens before the prompts, in the second case."""
+"""Tokens of the text before the prompts, in the second case."""
 
 
 def processor_seconds(work: Callable[[], object]) -> float:
