@@ -1,7 +1,9 @@
 """Ground truth for spans: evidence by its text, measures by hand, the control, folders that go on."""
 
+import ast
 import json
 import random
+import re
 import types
 from itertools import accumulate, islice
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pages import ROOT, anchors
 
 from benchmarks import circuit_graph, cost, edits, knowledge, shared_sets, sources, spans
 from benchmarks.baselines import OTHERS
@@ -20,6 +23,8 @@ from icebear.evaluation.baselines import BASELINES, methods_of
 from icebear.models.text.context import Context
 
 METHODS = "attnlrp,gxi,random"
+FOLDER = ROOT / "benchmarks"
+RESULTS = ROOT / "docs" / "results"
 
 
 @pytest.fixture
@@ -270,3 +275,48 @@ def test_a_tools_conversation_has_about_as_many_sources_as_its_size():
     for size in sources.SIZES:
         chat = sources._tool(random.Random(0), size)
         assert abs(len(Context.of(chat).sources) - max(size, 8)) <= 4
+
+
+# --- the page of the folder ---
+
+
+def links():
+    """Each link of benchmarks/README.md as a path and an anchor."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", (FOLDER / "README.md").read_text()):
+        path, _, anchor = link.partition("#")
+        yield (FOLDER / path).resolve(), anchor
+
+
+def test_every_benchmark_and_every_table_is_on_the_page():
+    linked = {path for path, _ in links()}
+    files = {path for suffix in ("py", "json", "sh", "md", "safetensors") for path in FOLDER.rglob(f"[!.]*.{suffix}")}
+    files = {path for path in files if ".lxt" not in path.parts} - {FOLDER / "README.md"}
+    assert not sorted(path for path in files if not {path, path.parent} & linked)
+    assert not sorted({*RESULTS.glob("*.csv")} - linked)
+
+
+def test_links_of_the_page_lead_somewhere():
+    for path, anchor in links():
+        assert path.exists(), path
+        assert not anchor or anchor in anchors(path), (path, anchor)
+
+
+def imported(path):
+    """The names of the top-level modules that a file imports, also inside of functions."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
+def test_benchmarks_are_run_as_their_imports_need():
+    """A file that is run finds its neighbors only, and a module that is run (`-m`) finds the folder only."""
+    pages = [*FOLDER.rglob("[!.]*.py"), *FOLDER.rglob("*.md"), *(ROOT / "docs").glob("*.md"), RESULTS / "tables.toml"]
+    text = "\n".join(path.read_text() for path in pages if ".lxt" not in path.parts)
+    files = {FOLDER / name for name in re.findall(r"python3? benchmarks/([\w/]+\.py)", text)}
+    modules = {FOLDER / f"{name.replace('.', '/')}.py" for name in re.findall(r"-m benchmarks\.(\w+(?:\.\w+)*)", text)}
+    assert len(files) > 10
+    assert len(modules) > 10
+    assert not [path for path in files if "benchmarks" in imported(path)]
+    neighbors = {path.stem for path in FOLDER.glob("*.py")}
+    assert not [path for path in modules if neighbors & imported(path)]
