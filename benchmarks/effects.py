@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from icebear import attribute, effects, load_model
+from icebear import attribute, load_model
 
 PROMPTS = "The ice bear lives in the", "The wild camel lives in the"
 NODES = 10
@@ -46,7 +46,7 @@ def case(model, prompt: list[int], counterfactual: list[int], rounds: int) -> No
         ratios, taken = [], []
         for turn in range(rounds + 1):
             one = processor_seconds(forward)
-            own = processor_seconds(lambda nodes=nodes: effects(model, relevance, nodes))
+            own = processor_seconds(lambda nodes=nodes: relevance.effects(nodes))
             if turn:  # the first round warms up
                 ratios.append(own / one)
                 taken.append(own)
