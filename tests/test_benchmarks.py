@@ -5,6 +5,8 @@ import json
 import random
 import re
 import types
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import accumulate, islice
 from pathlib import Path
 
@@ -280,6 +282,11 @@ def test_a_tools_conversation_has_about_as_many_sources_as_its_size():
 # --- the page of the folder ---
 
 
+def scripts():
+    """Each Python file of the folder, without the environment that peers.py makes there."""
+    return [path for path in FOLDER.rglob("[!.]*.py") if ".lxt" not in path.parts]
+
+
 def links():
     """Each link of benchmarks/README.md as a path and an anchor."""
     for link in re.findall(r"\]\(([^)\s]+)\)", (FOLDER / "README.md").read_text()):
@@ -289,8 +296,8 @@ def links():
 
 def test_every_benchmark_and_every_table_is_on_the_page():
     linked = {path for path, _ in links()}
-    files = {path for suffix in ("py", "json", "sh", "md", "safetensors") for path in FOLDER.rglob(f"[!.]*.{suffix}")}
-    files = {path for path in files if ".lxt" not in path.parts} - {FOLDER / "README.md"}
+    kinds = ("*.json", "*.sh", "*/*.md", "truth/**/*.safetensors")
+    files = {*scripts(), *(path for kind in kinds for path in FOLDER.glob(kind))}
     assert not sorted(path for path in files if not {path, path.parent} & linked)
     assert not sorted({*RESULTS.glob("*.csv")} - linked)
 
@@ -311,12 +318,27 @@ def imported(path):
 
 def test_benchmarks_are_run_as_their_imports_need():
     """A file that is run finds its neighbors only, and a module that is run (`-m`) finds the folder only."""
-    pages = [*FOLDER.rglob("[!.]*.py"), *FOLDER.rglob("*.md"), *(ROOT / "docs").glob("*.md"), RESULTS / "tables.toml"]
-    text = "\n".join(path.read_text() for path in pages if ".lxt" not in path.parts)
+    pages = [*scripts(), FOLDER / "README.md", *(ROOT / "docs").glob("*.md"), RESULTS / "tables.toml"]
+    text = "\n".join(path.read_text() for path in pages)
     files = {FOLDER / name for name in re.findall(r"python3? benchmarks/([\w/]+\.py)", text)}
     modules = {FOLDER / f"{name.replace('.', '/')}.py" for name in re.findall(r"-m benchmarks\.(\w+(?:\.\w+)*)", text)}
     assert len(files) > 10
     assert len(modules) > 10
     assert not [path for path in files if "benchmarks" in imported(path)]
-    neighbors = {path.stem for path in FOLDER.glob("*.py")}
+    neighbors = {path.stem for path in scripts() if path.parent == FOLDER}
     assert not [path for path in modules if neighbors & imported(path)]
+
+
+def imports_of_icebear():
+    """Each file with the module and the name that it imports from icebear, also inside of functions."""
+    for path in scripts():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "icebear":
+                yield from ((path, node.module, name.name) for name in node.names)
+
+
+def test_what_benchmarks_import_from_icebear_is_there():
+    for path, module, name in imports_of_icebear():
+        home = import_module(module)
+        package = hasattr(home, "__path__")
+        assert hasattr(home, name) or (package and find_spec(f"{module}.{name}")), (path, module, name)
