@@ -5,7 +5,7 @@ their first sentences without the last word (of half of these articles: the meas
 cluster is of a topic if its examples are from articles of the topic at
 least three times as often as all examples; how many of all clusters are is the control.
 
-    python benchmarks/audit.py wiki.db --out audit.csv
+    python -m benchmarks.audit wiki.db --out audit.csv
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Flips and concepts as edits of knowledge, in the form of CounterFact (Meng et al. 2022).
 
-python benchmarks/edits.py --out edits
+python -m benchmarks.edits --out edits
 """
 
 from __future__ import annotations

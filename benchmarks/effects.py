@@ -13,14 +13,17 @@ import time
 from collections.abc import Callable
 
 import torch
-from flip import TEXT
 
-from icebear import attribute, effects, load_model
+from icebear import attribute, load_model
 
 PROMPTS = "The ice bear lives in the", "The wild camel lives in the"
 NODES = 10
+TEXT = (
+    "The town lies on the north bank of the river, between two low hills, and was first named in a letter of the "
+    "year 1204. A market was held there every week, and later a bridge, a mill and a school were built. "
+)
 BEFORE = 128
-"""Tokens before the prompts, in the second case."""
+"""Tokens of the text before the prompts, in the second case."""
 
 
 def processor_seconds(work: Callable[[], object]) -> float:
@@ -43,7 +46,7 @@ def case(model, prompt: list[int], counterfactual: list[int], rounds: int) -> No
         ratios, taken = [], []
         for turn in range(rounds + 1):
             one = processor_seconds(forward)
-            own = processor_seconds(lambda nodes=nodes: effects(model, relevance, nodes))
+            own = processor_seconds(lambda nodes=nodes: relevance.effects(nodes))
             if turn:  # the first round warms up
                 ratios.append(own / one)
                 taken.append(own)

@@ -4,7 +4,7 @@ The index has 4,000 summaries and vectors of its examples by the encoder (`icebe
 Half of the articles of each topic are searched; a side of a neuron is of a topic if its examples in the other half are
 of the topic more often than by chance (p < 1e-4, at least five examples). Then the halves change places.
 
-    python benchmarks/meaning.py wiki.db
+    python -m benchmarks.meaning wiki.db
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from scipy.stats import binom
-from search import first_sentences, folds
 from torch.nn import functional as F
 
+from benchmarks.search import first_sentences, folds
 from benchmarks.topics import CONCEPTS
 from icebear import Model, Store, load_encoder, load_model, open_store
 from icebear.db.search import _by_output

@@ -4,7 +4,7 @@ Half of the articles of each topic are taken out of a copy of the index, which i
 are judged by their examples in the other half. Then the halves change places.
 
     icebear index --limit 1000 --store wiki.db
-    python benchmarks/search.py wiki.db [--without-encoder]
+    python -m benchmarks.search wiki.db [--without-encoder]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small configurations of every family, for the tests and benchmarks/families.py."""
+"""Small configurations of every family."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ PUBLISHED = {
 """The sizes of models that are too large for a test."""
 
 
-def _parts(scale: int, layers: int, positions: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _parts(layers: int = 2, positions: int = 64) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     base = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     small = {
         **base,
-        "hidden_size": 24 * scale,
-        "intermediate_size": 20 * scale,
+        "hidden_size": 24,
+        "intermediate_size": 20,
         "num_hidden_layers": layers,
         "num_attention_heads": 4,
     }
@@ -81,34 +81,34 @@ def _parts(scale: int, layers: int, positions: int) -> tuple[dict[str, Any], dic
     return base, small, grouped
 
 
-def dense(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, PreTrainedConfig]:
-    """name -> configuration, 24 x scale wide."""
-    base, small, grouped = _parts(scale, layers, positions)
+def dense(layers: int = 2, positions: int = 64) -> dict[str, PreTrainedConfig]:
+    """name -> configuration, 24 wide."""
+    base, small, grouped = _parts(layers, positions)
     gpt = {
         **base,
-        "n_embd": 24 * scale,
+        "n_embd": 24,
         "n_layer": layers,
         "n_head": 4,
-        "n_inner": 20 * scale,
+        "n_inner": 20,
         "n_positions": positions,
     }
     sliding = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
-    gemma = {**grouped, "head_dim": 6 * scale, "sliding_window": 4, "query_pre_attn_scalar": 6}
-    falcon = {**small, "ffn_hidden_size": 20 * scale}
+    gemma = {**grouped, "head_dim": 6, "sliding_window": 4, "query_pre_attn_scalar": 6}
+    falcon = {**small, "ffn_hidden_size": 20}
     neox = {**small, "max_position_embeddings": positions, "rotary_pct": 0.5}
     learned = {**small, "max_position_embeddings": positions}
-    wide = {**small, "hidden_size": 32 * scale, "max_position_embeddings": positions}
+    wide = {**small, "hidden_size": 32, "max_position_embeddings": positions}
     return {
         "llama": LlamaConfig(**grouped),
         "mistral": MistralConfig(**grouped, sliding_window=4),
         "qwen2": Qwen2Config(**grouped),
-        "qwen3": Qwen3Config(**grouped, head_dim=6 * scale),
+        "qwen3": Qwen3Config(**grouped, head_dim=6),
         "olmo2": Olmo2Config(**grouped),
         "stablelm": StableLmConfig(**grouped, partial_rotary_factor=1 / 3),
         **{name: CONFIG_MAPPING[name](**grouped) for name in LIKE_LLAMA},
         "smollm3": CONFIG_MAPPING["smollm3"](**grouped, no_rope_layers=[1, 0] * (layers // 2)),
         **{name: CONFIG_MAPPING[name](**grouped, **sliding) for name in ("olmo3", "cohere2", "exaone4")},
-        **{name: CONFIG_MAPPING[name](**grouped, head_dim=6 * scale) for name in WITH_HEADS},
+        **{name: CONFIG_MAPPING[name](**grouped, head_dim=6) for name in WITH_HEADS},
         "granite": GraniteConfig(
             **grouped, residual_multiplier=0.5, logits_scaling=3.0, embedding_multiplier=2.0, attention_multiplier=0.3
         ),
@@ -116,31 +116,29 @@ def dense(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, Pre
         "gemma2": Gemma2Config(**gemma),
         "gemma3": Gemma3TextConfig(**{**gemma, **sliding}),
         "gpt2": GPT2Config(**gpt),
-        "gptj": GPTJConfig(**gpt, rotary_dim=4 * scale),
+        "gptj": GPTJConfig(**gpt, rotary_dim=4),
         "phi": PhiConfig(**wide, partial_rotary_factor=0.5),
         "gpt_neox": GPTNeoXConfig(**neox),
         "gpt_neox, serial": GPTNeoXConfig(**neox, use_parallel_residual=False),
-        "opt": OPTConfig(**learned, ffn_dim=20 * scale, word_embed_proj_dim=24 * scale),
-        "opt, norms behind": OPTConfig(
-            **learned, ffn_dim=20 * scale, word_embed_proj_dim=16 * scale, do_layer_norm_before=False
-        ),
-        "bloom": BloomConfig(**base, hidden_size=24 * scale, n_layer=layers, n_head=4),
+        "opt": OPTConfig(**learned, ffn_dim=20, word_embed_proj_dim=24),
+        "opt, norms behind": OPTConfig(**learned, ffn_dim=20, word_embed_proj_dim=16, do_layer_norm_before=False),
+        "bloom": BloomConfig(**base, hidden_size=24, n_layer=layers, n_head=4),
         "falcon": FalconConfig(**falcon, multi_query=True),
         "falcon, grouped": FalconConfig(**falcon, new_decoder_architecture=True, num_kv_heads=2),
         "falcon, alibi": FalconConfig(**falcon, multi_query=False, alibi=True),
     }
 
 
-def mixtures(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, PreTrainedConfig]:
+def mixtures(layers: int = 2) -> dict[str, PreTrainedConfig]:
     """Mixtures of four experts."""
-    few = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12 * scale, "head_dim": 6 * scale}
-    few["shared_expert_intermediate_size"] = 16 * scale
-    grouped = _parts(scale, layers, positions)[2]
+    few = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 6}
+    few["shared_expert_intermediate_size"] = 16
+    grouped = _parts(layers)[2]
     return {
         "mixtral": MixtralConfig(**grouped, num_local_experts=4),
         **{name: CONFIG_MAPPING[name](**{**grouped, **few, **extra}) for name, extra in MIXTURES.items()},
         "qwen3_moe": Qwen3MoeConfig(
-            **grouped, moe_intermediate_size=12 * scale, num_experts=4, num_experts_per_tok=2, head_dim=6 * scale
+            **grouped, moe_intermediate_size=12, num_experts=4, num_experts_per_tok=2, head_dim=6
         ),
     }
 
@@ -159,34 +157,34 @@ def different() -> dict[str, PreTrainedConfig]:
     return {name: each[name] for name in DIFFERENT}
 
 
-def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tuple[str, PreTrainedConfig]]:
+def others() -> dict[str, tuple[str, PreTrainedConfig]]:
     """name -> (auto class, configuration) of other models than causal ones; images are 16 x 24 (for CLIP and SigLIP
     16 x 16), patches 8 x 8."""
-    base, small, _ = _parts(scale, layers, positions)
+    base, small, _ = _parts()
     names = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}
-    bert = {**small, "max_position_embeddings": positions}
+    bert = {**small, "max_position_embeddings": 64}
     distil = {
         **base,
-        "dim": 24 * scale,
-        "hidden_dim": 20 * scale,
-        "n_layers": layers,
+        "dim": 24,
+        "hidden_dim": 20,
+        "n_layers": 2,
         "n_heads": 4,
-        "max_position_embeddings": positions,
+        "max_position_embeddings": 64,
     }
     t5 = {
         **base,
-        "d_model": 24 * scale,
-        "d_kv": 6 * scale,
-        "d_ff": 20 * scale,
-        "num_layers": layers,
+        "d_model": 24,
+        "d_kv": 6,
+        "d_ff": 20,
+        "num_layers": 2,
         "num_heads": 4,
         "decoder_start_token_id": 0,
         "relative_attention_num_buckets": 8,
     }
     bart = {
-        **{**base, "d_model": 24 * scale, "encoder_ffn_dim": 20 * scale, "decoder_ffn_dim": 20 * scale},
-        **{"encoder_layers": layers, "decoder_layers": layers, "decoder_start_token_id": 0},
-        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": positions},
+        **{**base, "d_model": 24, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20},
+        **{"encoder_layers": 2, "decoder_layers": 2, "decoder_start_token_id": 0},
+        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 64},
         "forced_eos_token_id": None,
     }
     image = {**small, "image_size": (16, 24), "patch_size": 8, "num_channels": 3}

@@ -37,6 +37,13 @@ class Block:
 
 
 @cache
+def anchors(page):
+    """As GitHub and the site make them of headings."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@cache
 def blocks(page):
     return [Block(match["language"], match["mark"] or "", match["code"]) for match in BLOCK.finditer(page.read_text())]
 

@@ -1,14 +1,19 @@
 """Ground truth for spans: evidence by its text, measures by hand, the control, folders that go on."""
 
+import ast
 import json
 import random
+import re
 import types
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import accumulate, islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pages import ROOT, anchors
 
 from benchmarks import circuit_graph, cost, edits, knowledge, shared_sets, sources, spans
 from benchmarks.baselines import OTHERS
@@ -20,6 +25,8 @@ from icebear.evaluation.baselines import BASELINES, methods_of
 from icebear.models.text.context import Context
 
 METHODS = "attnlrp,gxi,random"
+FOLDER = ROOT / "benchmarks"
+RESULTS = ROOT / "docs" / "results"
 
 
 @pytest.fixture
@@ -270,3 +277,68 @@ def test_a_tools_conversation_has_about_as_many_sources_as_its_size():
     for size in sources.SIZES:
         chat = sources._tool(random.Random(0), size)
         assert abs(len(Context.of(chat).sources) - max(size, 8)) <= 4
+
+
+# --- the page of the folder ---
+
+
+def scripts():
+    """Each Python file of the folder, without the environment that peers.py makes there."""
+    return [path for path in FOLDER.rglob("[!.]*.py") if ".lxt" not in path.parts]
+
+
+def links():
+    """Each link of benchmarks/README.md as a path and an anchor."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", (FOLDER / "README.md").read_text()):
+        path, _, anchor = link.partition("#")
+        yield (FOLDER / path).resolve(), anchor
+
+
+def test_every_benchmark_and_every_table_is_on_the_page():
+    linked = {path for path, _ in links()}
+    kinds = ("*.json", "*.sh", "*/*.md", "truth/**/*.safetensors")
+    files = {*scripts(), *(path for kind in kinds for path in FOLDER.glob(kind))}
+    assert not sorted(path for path in files if not {path, path.parent} & linked)
+    assert not sorted({*RESULTS.glob("*.csv")} - linked)
+
+
+def test_links_of_the_page_lead_somewhere():
+    for path, anchor in links():
+        assert path.exists(), path
+        assert not anchor or anchor in anchors(path), (path, anchor)
+
+
+def imported(path):
+    """The names of the top-level modules that a file imports, also inside of functions."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
+def test_benchmarks_are_run_as_their_imports_need():
+    """A file that is run finds its neighbors only, and a module that is run (`-m`) finds the folder only."""
+    pages = [*scripts(), FOLDER / "README.md", *(ROOT / "docs").glob("*.md"), RESULTS / "tables.toml"]
+    text = "\n".join(path.read_text() for path in pages)
+    files = {FOLDER / name for name in re.findall(r"python3? benchmarks/([\w/]+\.py)", text)}
+    modules = {FOLDER / f"{name.replace('.', '/')}.py" for name in re.findall(r"-m benchmarks\.(\w+(?:\.\w+)*)", text)}
+    assert len(files) > 10
+    assert len(modules) > 10
+    assert not [path for path in files if "benchmarks" in imported(path)]
+    neighbors = {path.stem for path in scripts() if path.parent == FOLDER}
+    assert not [path for path in modules if neighbors & imported(path)]
+
+
+def imports_of_icebear():
+    """Each file with the module and the name that it imports from icebear, also inside of functions."""
+    for path in scripts():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "icebear":
+                yield from ((path, node.module, name.name) for name in node.names)
+
+
+def test_what_benchmarks_import_from_icebear_is_there():
+    for path, module, name in imports_of_icebear():
+        home = import_module(module)
+        package = hasattr(home, "__path__")
+        assert hasattr(home, name) or (package and find_spec(f"{module}.{name}")), (path, module, name)

@@ -25,6 +25,7 @@ from pages import (
     README,
     ROOT,
     Block,
+    anchors,
     blocks,
     build_site,
     commands,
@@ -285,13 +286,6 @@ def test_files_and_names_that_a_page_names_are_there(page):
         assert (ROOT / path).exists(), path
     for name, path in re.findall(r"`(\w+)`\s+in\s+`([\w/]+\.py)`", text):
         assert re.search(rf"^(?:def |class )?{name}\b", (ROOT / path).read_text(), re.MULTILINE), (name, path)
-
-
-@cache
-def anchors(page):
-    """As GitHub and the site make them of headings."""
-    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
