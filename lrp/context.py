@@ -6,7 +6,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import _get_sequence_nr
 from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers.activations import ACT2CLS
 
 from icebear.errors import InputError, MissingRule
@@ -30,6 +30,13 @@ from icebear.models.parts.linear import Linear, packed
 
 # Eq. 9 for the whole: some are formulas (NewGELU), and the table would treat their parts as products.
 ACTIVATION_MODULES = tuple(entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())
+
+
+ATTENTION_KEPT = 4
+"""From this many tokens for each unit of width, attention is a quarter of a layer's operations or more. Its output,
+as large as the residual stream, is then kept rather than computed again."""
+_KERNELS = "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention".split()
+FUSED_ATTENTION = [getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default for name in _KERNELS]
 
 
 @functools.cache
@@ -72,7 +79,7 @@ def relevance_rules(
         term retain.
     strict: raise `MissingRule` for an operation without a rule (False: warn and record it).
     checkpoint_layers: modules whose inner activations are recomputed in the backward pass, if their input has at least
-        `checkpoint_from` tokens.
+        `checkpoint_from` tokens; if that is 0, attention too where its output would be kept (`ATTENTION_KEPT`).
     paired: the weights that the counterfactual rows run through, where they differ; with difference rules.
     """
     if paired is None:
@@ -183,13 +190,31 @@ def identity_of(forward: Callable, x: Tensor) -> Tensor:
 
 
 def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable, *args: Any, **kwargs: Any) -> Any:
-    # The recomputation runs inside backward, on a GPU in another thread, where the mode is not active.
     read = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))  # (B, T, D)
     if read.shape[-2] < tokens:
         return forward(*args, **kwargs)
     if kwargs.get("past_key_values") is not None:  # GraniteMoe makes a cache, and would read it twice
         kwargs["past_key_values"] = None
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), mode), **kwargs)
+    keeps = tokens > 0 and read.shape[-2] >= ATTENTION_KEPT * read.shape[-1]
+    contexts = functools.partial(_contexts, mode, FUSED_ATTENTION if keeps else [])
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+def _contexts(mode: RelevanceMode, kept: list[Any]) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Return the contexts of a layer, and of its recomputation, which has the outputs of the kept operations.
+
+    The recomputation runs inside backward, on a GPU in another thread, where the mode is not active.
+    """
+    if not kept:
+        return nullcontext(), mode
+    keeping, has_kept = create_selective_checkpoint_contexts(kept)
+    return keeping, _both(has_kept, mode)
+
+
+@contextmanager
+def _both(outer: AbstractContextManager, inner: AbstractContextManager) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 # The graph has nodes that a TorchFunctionMode does not see: a custom autograd.Function, TorchScript, C++ extensions.

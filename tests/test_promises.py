@@ -10,10 +10,12 @@ import pytest
 import torch
 from conftest import IDS, LLAMA, random_model
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from icebear import ATTNLRP, CP_LRP, Neuron, attribute
 from icebear.actmax.index.annotation import attribute_neurons
 from icebear.concepts.methods.registry import METHODS
+from icebear.concepts.passes import proved
 from icebear.concepts.passes import run as passes
 from icebear.errors import InputError, MissingRule, NumericalError
 from icebear.lrp import context
@@ -250,6 +252,30 @@ def test_long_prompts_are_checkpointed_by_themselves(tiny, monkeypatch):
         calls.clear()
         attribute(tiny, IDS, **query)
         assert bool(calls) is wanted
+
+
+class FusedAttention(TorchDispatchMode):
+    """Counts the calls of fused attention."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func in context.FUSED_ATTENTION
+        return func(*args, **(kwargs or {}))
+
+
+def test_long_prompts_keep_the_output_of_attention(tiny, monkeypatch):
+    """The relevance is the same to the bit; `checkpoint=True` needs the least memory."""
+    for module in (passes, proved):
+        monkeypatch.setattr(module, "LONG", len(IDS))
+    seen = []
+    for multiple, query, passes_of_attention in ((0, {}, 1), (1000, {}, 2), (0, {"checkpoint": True}, 2)):
+        monkeypatch.setattr(context, "ATTENTION_KEPT", multiple)
+        with FusedAttention() as counted:
+            seen.append(attribute(tiny, IDS, target=4, **query))
+        assert counted.calls == passes_of_attention * tiny.layers
+    for other in seen[1:]:
+        assert_same(other, seen[0], tolerance=0)
 
 
 SHOWN = """
