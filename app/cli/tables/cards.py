@@ -101,7 +101,9 @@ def card_report(card: icebear.Card, store: Sequence[str] = ()) -> Group:
         effects = card.writes[polarity].places if polarity in card.writes else ()
         value = ">norm" if card.is_head else ">activation"
         heading = f"sentence ({card.index_name})" if card.beside else "sentence"
-        parts.append(_examples_table(value, heading, examples, effects, card.is_head))
+        absence = card.absence(polarity)
+        shown = Text(absence, "dim") if absence else _examples_table(value, heading, examples, effects, card.is_head)
+        parts.append(shown)
         for other in card.beside:
             if rows := other.examples.get(polarity):
                 parts.append(_examples_table(value, f"sentence ({other.index})", rows, of_head=card.is_head))
