@@ -109,13 +109,13 @@ def test_two_places_of_an_edit_are_refused():
 
 
 @pytest.mark.parametrize("name", ["gpt2-small/0-ffn-plus/3", "https://www.neuronpedia.org/gpt2-small/0/3"])
-def test_a_neuron_of_another_model_is_refused(name, llama, tiny_folder):
+def test_a_neuron_of_another_model_is_refused(name, model, tiny_folder):
     with pytest.raises(InputError, match="gpt2-small"):
-        llama.check(name)
+        model.check(name)
     for words in (["neuron", name], ["steer", "ice", "--edit", f"{name}*0"], ["label", name, "ice"]):
         result = CliRunner().invoke(main, [*words, "--model", tiny_folder])
         assert (result.exit_code, "gpt2-small" in result.stderr) == (1, True)
-    assert llama.check(f"{model_id(llama.name)}/0-ffn-plus/3") == Neuron(0, "ffn", 3)
+    assert model.check(f"{model_id(model.name)}/0-ffn-plus/3") == Neuron(0, "ffn", 3)
 
 
 def points(library):
