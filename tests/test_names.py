@@ -174,6 +174,7 @@ def test_a_table_keeps_its_styles_in_other_names():
     table.add_row(Text.assemble(("L1.ffn.3", "bold"), " and L2.mixer.4", no_wrap=True))
     (cell,) = renamed(table, write).columns[0]._cells
     assert table.caption == "blocks.1.mlp.hook_post[3]"
+    assert table.columns[0].no_wrap
     assert cell.no_wrap is True
     assert cell.plain == "blocks.1.mlp.hook_post[3] and L2.mixer.4"
     assert [(span.start, span.end, span.style) for span in cell.spans] == [(0, 25, "bold")]

@@ -108,7 +108,7 @@ def card_report(card: icebear.Card, store: Sequence[str] = ()) -> Group:
             if rows := other.examples.get(polarity):
                 parts.append(_examples_table(value, f"sentence ({other.index})", rows, of_head=card.is_head))
     parts += [Text(f"Try: {card.swap}", "dim")] if card.swap else []
-    if card.examples.keys() - card.meanings.keys():
+    if any(not card.absence(polarity) for polarity in card.examples.keys() - card.meanings.keys()):
         command = ["icebear", "label", str(card.neuron), "--auto", *store, *model_option(card.made_with)]
         parts.append(Text(f"Label it: {shlex.join(command)}", "dim"))
     return Group(*parts)

@@ -57,8 +57,9 @@ def neuronpedia(options: Neuronpedia) -> None:
     path = store_or_shipped(options.store, options.model.load, options.model.model)
     with icebear.open_store(path) as store:
         neurons = neurons_of(store, named)
-        size = estimated_size(store, neurons) / 1e6
-        click.echo(f"Writing {len(neurons):,} neurons, about {size:,.{1 if size < 10 else 0}f} MB", err=True)
+        size = estimated_size(store, neurons)
+        about = f"{size / 1e6:,.0f} MB" if size > 1e6 else f"{size / 1e3:,.0f} kB"
+        click.echo(f"Writing dashboards of {len(neurons):,} neurons, about {about}", err=True)
         with bar("neurons") as move:
             counts, made_with = export_dashboards(store, options.out, move, named), store.made_with()
     numbers = ", ".join(f"{count:,} {what}" for what, count in counts.items())
