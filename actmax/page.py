@@ -125,7 +125,9 @@ class Card(SavedResult, Tabled):
         other indexes, in which each neuron is read in all sentences."""
         if self.examples.get(polarity) or self.made_with["index"].get("from") != "neuronpedia":
             return ""
-        return f"Not in this index: its texts are dashboards of other neurons, none of {self.neuron} at polarity {polarity}."
+        return (
+            f"Not in this index: its texts are dashboards of other neurons, none of {self.neuron} at polarity {polarity}."
+        )
 
     @property
     def swap(self) -> str:

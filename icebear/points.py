@@ -48,7 +48,7 @@ _HOOK = re.compile(rf"blocks\.(?P<layer>\d{{1,9}})\.(?P<name>[\w.]+(\.flatten\(-
 _ADDRESS = re.compile(rf"(?P<name>[a-z]\w*)\.(?P<layer>\d{{1,9}}){_INDEX}")
 _SHORT = re.compile(r"L(?P<layer>\d{1,9})(?P<kind>[HN])(?P<index>\d{1,9})")
 _DASHBOARD = re.compile(
-    r"((https?://)?(www\.)?neuronpedia\.org/)?((?P<model>[\w.-]+)/)?(?P<source>\d{1,9}(-[\w.-]+)?)/(?P<index>\d{1,9})"
+    r"((https?://)?(www\.)?neuronpedia\.org/)?([\w.-]+/)?(?P<source>\d{1,9}(-[\w.-]+)?)/(?P<index>\d{1,9})"
     r"(/|\?.*|#.*)?"
 )
 _OF_MODEL = re.compile(r"((https?://)?(www\.)?neuronpedia\.org/)?(?P<model>[\w.-]+)/\d{1,9}(-[\w.-]+)?/\d")
@@ -79,8 +79,6 @@ class Named(NamedTuple):
     """The tokens that an index of positions means, as of `icebear.edits.Edit.where`."""
     sign: int = 1
     """-1 for a source at negative activation, whose values are activations times -1."""
-    model: str = ""
-    """The model on Neuronpedia."""
 
 
 POLARITY_WORDS = {"+": "plus", "-": "minus"}
@@ -221,7 +219,7 @@ def _of_short(text: str, match: re.Match[str]) -> Named:
 
 def _of_dashboard(text: str, match: re.Match[str]) -> Named:
     source = Source.parse(match["source"])
-    return Named(source.layer, source.site, int(match["index"]), sign=source.sign, model=match["model"] or "")
+    return Named(source.layer, source.site, int(match["index"]), sign=source.sign)
 
 
 READERS: tuple[tuple[re.Pattern[str], Callable[[str, re.Match[str]], Named]], ...] = (

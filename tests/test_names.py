@@ -96,7 +96,8 @@ def test_an_index_of_brackets_is_numpy_s(neuron, position):
 @pytest.mark.parametrize(("change", "value"), [("+8", -8.0), ("-8", 8.0), ("=2", -2.0), ("*3", 3.0), ("=0", 0.0)])
 def test_a_value_of_a_source_at_negative_activation_is_the_activation_times_minus_one(change, value):
     edit = Edit.parse(f"21-ffn-minus/780{change}")
-    assert (edit.neuron, edit.value, math.copysign(1, edit.value)) == (Neuron(21, "ffn", 780), value, 1 - 2 * (value < 0))
+    sign = -1 if value < 0 else 1  # also of 0
+    assert (edit.neuron, edit.value, math.copysign(1, edit.value)) == (Neuron(21, "ffn", 780), value, sign)
     assert Edit.parse(str(edit)) == edit
 
 

@@ -257,6 +257,23 @@ def test_the_command_says_what_came_back(of_other_texts, exported, tmp_path, mon
     assert (significant[str(TOPIC)], significant[str(WORD)]) == (True, False)
 
 
+def test_the_command_scores_labels_of_few_neurons_on_the_index_that_comes_with_icebear(exported, tmp_path, monkeypatch):
+    model, path, _ = exported
+    with open_store(path) as texts:
+        export_dashboards(texts, tmp_path / "few", neurons=[TOPIC, WORD])
+    monkeypatch.setattr(ModelOptions, "load", lambda self: model)
+    monkeypatch.setattr("icebear.shipped_store", lambda model: open_store(path))
+    words = ["index", "--from-neuronpedia", str(tmp_path / "few"), "--store", str(tmp_path / "few.db")]
+    result = CliRunner().invoke(main, [*words, "--encoder", "none", "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert "not_scored" not in document
+    assert {row["neuron"] for row in document["meanings"] if row["significant"]} == {str(TOPIC)}
+    with open_store(tmp_path / "few.db") as store:
+        assert (store.labels.name(TOPIC, "+"), store.labels.name(WORD, "+")) == (f"{RIGHT} (1.00)", None)
+        assert set(store.neurons.sizes()) == {"ffn"}
+
+
 def test_labels_that_cannot_be_scored_are_not_shown(exported, tmp_path, monkeypatch):
     model, _, folder = exported
     monkeypatch.setattr(ModelOptions, "load", lambda self: model)

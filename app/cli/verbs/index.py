@@ -60,8 +60,8 @@ class Options:
     )
     status: bool = option("Scan nothing; show what the index has, and how far its scan is.")
     from_neuronpedia: str | None = option(
-        "Read dashboards of Neuronpedia's upload or export (JSON, JSONL) from this folder. Their texts are the corpus of "
-        "a new --store, and their labels are scored; a --store of other texts gets the labels only.",
+        "Read dashboards of Neuronpedia's upload or export (JSON, JSONL) from this folder. Their texts are the corpus "
+        "of a new --store, and their labels are scored; a --store of other texts gets the labels only.",
         type="folder",
         advanced=True,
     )
