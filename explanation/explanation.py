@@ -92,7 +92,7 @@ class Explanation(ExplainedPrediction):
         patched = Patched(model, relevance) if measured else None
         each = patched.measure(measured) if patched else None
         compared = relevance.counterfactual
-        random = random_effects(patched, measured) if patched and not (compared and compared.model) else None
+        random = random_effects(patched, measured) if patched and patched.reads_others else None
         nodes = explained_nodes(model, relevance, store, rows, each)
         neurons = list(dict.fromkeys((*named, *(row.neuron for row in rows))))[:cards]
         reading = model if mean_lens(model) else None  # else their lens would take longer than all the rest

@@ -76,7 +76,8 @@ class ExplainedPrediction(SavedResult, Tabled):
     random_effects: tuple[float, ...] = ()
     """Without a counterfactual: what random nodes of the same layers and tokens do to the answer."""
     random_log_probabilities: tuple[float, ...] = ()
-    """What such nodes do to the log-probability of the answer, in nats; empty with a base model."""
+    """What such nodes do to the log-probability of the answer, in nats; empty with a base model, and for a long prompt
+    with a counterfactual."""
     changes: ExplainedChanges | None = None
     """With a base model: what its changed weights caused."""
     stages: Stages | None = None

@@ -531,6 +531,14 @@ def test_a_ranking_has_the_change_of_the_answers_log_probability_beside_random_n
     assert "log p" in [column.header for column in header]
 
 
+def test_a_long_counterfactual_is_not_read_for_a_control(model, monkeypatch):
+    relevance = attribute(model, "the cold bears", counterfactual="the warm bears", keep="top")
+    ranking = Ranking(4, "ffn", position="all")
+    assert len(Explanation.of(model, relevance, ranking).random_log_probabilities) == RANDOM_DRAWS
+    monkeypatch.setattr(effects, "VALUES", 100)
+    assert Explanation.of(model, relevance, ranking).random_log_probabilities == ()
+
+
 def test_a_number_without_alternatives_has_no_log_probability():
     model = test_tasks.labelled(problem_type="regression")
     explanation = Explanation.of(model, attribute(model, IDS, sites=["ffn"]))

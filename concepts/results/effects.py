@@ -36,6 +36,8 @@ ROWS_PER_PASS = 64
 """The largest number of rows of one pass."""
 LOGITS = 2**26
 """The largest number of logits of one pass, in the memory of 256 MB."""
+VALUES = 2**26
+"""The largest number of activations of a counterfactual that are read only for a control, in the memory of 256 MB."""
 PASS = 20
 """A pass costs about as much as this many tokens more."""
 
@@ -198,6 +200,14 @@ class Patched:
         else:
             value = self._unrecorded[site][neuron.layer, row.position, columns]
         return Node(neuron, row.position, value)
+
+    @property
+    def reads_others(self) -> bool:
+        """Whether the values of any nodes can be read in little memory: not those in a base model, nor in a
+        counterfactual that is long."""
+        compared, model = self.relevance.counterfactual, self.model
+        values = len(self.relevance.tokens) * model.layers * sum(map(model.width, model.sites))
+        return not compared or (compared.model is None and values <= VALUES)
 
     @cached_property
     def _unrecorded(self) -> dict[str, Tensor]:
