@@ -126,7 +126,8 @@ class Card(SavedResult, Tabled):
         if self.examples.get(polarity) or self.made_with["index"].get("from") != "neuronpedia":
             return ""
         return (
-            f"Not in this index: its texts are dashboards of other neurons, none of {self.neuron} at polarity {polarity}."
+            f"Not in this index: its texts are dashboards of other neurons, none of {self.neuron} at polarity "
+            f"{polarity}."
         )
 
     @property

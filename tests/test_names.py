@@ -21,7 +21,6 @@ from icebear.errors import InputError
 from icebear.points import FLAT, HOOKS, POINTS, Naming, in_names, model_id
 from icebear.records import SITES, SITES_AND_HEADS
 
-
 NEURONS = st.builds(Neuron, st.integers(0, 99), st.sampled_from(SITES_AND_HEADS), st.integers(0, 10**6))
 
 

@@ -190,7 +190,9 @@ def test_neuronpedias_sources_of_neurons_have_activations_as_values(name):
     assert Source.parse(name).sign == 1
 
 
-@pytest.mark.parametrize("name", ["", "29-ffn", "29-res-jb", "ffn-plus", "29-ffn-both", "29-FFN-plus", "-1-ffn-plus", "29-ffn-plus\n"])
+@pytest.mark.parametrize(
+    "name", ["", "29-ffn", "29-res-jb", "ffn-plus", "29-ffn-both", "29-FFN-plus", "-1-ffn-plus", "29-ffn-plus\n"]
+)
 def test_another_text_is_no_source(name):
     with pytest.raises(InputError):
         Source.parse(name)

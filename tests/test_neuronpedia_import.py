@@ -149,10 +149,12 @@ def test_exports_of_neuronpedia_are_read(source, polarity, is_packed, index, tmp
     assert dashboards.sides == {(Neuron(0, "ffn", 3), polarity), (Neuron(0, "ffn", 4), polarity)}
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"a": 1}')[:-9], gzip.compress(b"{"), gzip.compress(b"[]")])
+@pytest.mark.parametrize(
+    "content", [b"no gzip", gzip.compress(b'{"a": 1}')[:-9], gzip.compress(b"{"), gzip.compress(b"[]")]
+)
 def test_a_damaged_export_is_refused(content, index, tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(content)
-    with pytest.raises(InputError, match="a.jsonl.gz"):
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz"):
         Dashboards.of(index[0], tmp_path)
 
 

@@ -291,7 +291,10 @@ def test_a_first_token_that_is_a_sink_is_ignored_as_bos(first_is_sink, calls, le
     monkeypatch.setitem(vars(letters), "family", family)
     body = {"sourceSet": "ffn-plus", "selectedSources": ["1-ffn-plus"], "sortByTokenIndexes": [], "numResults": 20}
     plain, ignoring = (
-        {row["index"]: row["values"] for row in answer(calls("activation/all", prompt=PROMPT, **body, **how))["activations"]}
+        {
+            row["index"]: row["values"]
+            for row in answer(calls("activation/all", prompt=PROMPT, **body, **how))["activations"]
+        }
         for how in ({"ignoreBos": False}, {"ignoreBos": True})
     )
     if first_is_sink:

@@ -56,7 +56,7 @@ from icebear.explanation.sentences import (
     message_sentence,
 )
 from icebear.models.text.chat import Chat, other_prompt
-from icebear.records import Neuron, RandomControl
+from icebear.records import RandomControl
 from icebear.steering.comparison import compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import find_concept
