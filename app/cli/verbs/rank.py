@@ -61,8 +61,7 @@ def rank(options: Options) -> None:
     counterfactuals, all results are means over them. With --base-model, show which weights caused the difference
     between the predictions of two models, and through which neurons. --ablate measures sufficiency and necessity of
     three sets of nodes (neurons at a token) of each site: the first 100, the first 1,000 and the first --top nodes; of
-    heads, the first 1, 2, 5 and 10. The column log p has the measured change of the answer's log-probability, with
-    random neurons as the control. Significant labels in the store are shown.
+    heads, the first 1, 2, 5 and 10. Significant labels in the store are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
