@@ -3,7 +3,6 @@ compared with measured ones."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import math
@@ -21,7 +20,7 @@ from icebear.converters import checked
 from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.paths import local, read_text
+from icebear.paths import local, opened, read_text
 from icebear.points import Source
 from icebear.records import Meaning, Neuron
 from icebear.steps import OnProgress, unwatched
@@ -157,7 +156,7 @@ def _uploaded(path: Path) -> Iterator[tuple[Any, Any]]:
 def _exported(path: Path) -> Iterator[tuple[Any, Any]]:
     """Yield the source and a neuron, as an upload has it, for each activation and explanation of Neuronpedia's exports,
     which have one in a line; lines of other tables are passed over."""
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8-sig") as file:
+    with opened(path) as file:
         for line in filter(str.strip, file):
             row = json.loads(line)
             checked(row, isinstance(row, dict), dict)

@@ -199,7 +199,8 @@ def _scored(model: icebear.Model, store: icebear.Store, dashboards: Dashboards) 
             raise reason from None
         with bar("sentences") as move:
             meanings = score_labels(model, store, dashboards, move, sentences)
-        return meanings, f"{store.path} cannot score labels, so they are scored on {store_name(sentences)}."
+        note = f"{store.path} cannot score labels, so they are scored on {store_name(sentences)}."
+    return meanings, note
 
 
 def _other_texts(options: Options) -> str:
