@@ -1,1 +1,1 @@
-"""What a neuron means: an index of its maximally activating sentences, labels, its card, and the atlas of all neurons."""
+"""What a neuron means: an index of the sentences that activate it most, labels, its card, the atlas of all neurons."""
