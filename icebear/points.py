@@ -69,7 +69,8 @@ EXAMPLES = (
 )
 
 
-class Named(NamedTuple):
+@dataclass(frozen=True)
+class Named:
     """A neuron or head, and what else its name says."""
 
     layer: int
