@@ -1,12 +1,11 @@
-"""An index as dashboards for Neuronpedia, by the schema of its upload, and the names of its sources."""
+"""An index as dashboards for Neuronpedia, by the schema of its upload."""
 
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from icebear.db.search import vocabulary_projections
 from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.paths import new_folder, write_file
+from icebear.points import Source, model_id
 from icebear.records import HISTOGRAM_EDGES, POLARITIES, WRITERS, Example, Meaning, Neuron, NeuronStatistics, Projection
 from icebear.steps import OnProgress, unwatched
-from icebear.values import shown
 
 BATCH = 128
 """At most this many neurons are in a file."""
@@ -24,73 +23,65 @@ LOGITS = 10
 LONGEST = 1024
 """Of a longer text, so many tokens around the largest activation."""
 LONGEST_LABEL = 512
-POLARITY_WORDS = {"+": "plus", "-": "minus"}
-"""Polarity -> its word in the name of a source."""
-_SOURCE = re.compile(r"(\d{1,9})-([a-z]+)-(plus|minus)")
+SAMPLED = 24
+"""Neurons whose dashboards are written first, in memory, to estimate the size of all."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """The neurons of a site and layer at a polarity, such as ``29-ffn-plus``; its values are activations
-    times the sign, so that the largest come first at both."""
-
-    layer: int
-    site: str
-    polarity: str
-
-    def __str__(self) -> str:
-        return f"{self.layer}-{self.group}"
-
-    @property
-    def group(self) -> str:
-        """The name without the layer, which Neuronpedia calls a source set."""
-        return f"{self.site}-{POLARITY_WORDS[self.polarity]}"
-
-    @property
-    def sign(self) -> int:
-        return 1 if self.polarity == "+" else -1
-
-    @classmethod
-    def parse(cls, name: str) -> Source:
-        """Parse the name of a source. Raises `InputError` for any other text."""
-        match = _SOURCE.fullmatch(name)
-        if not match:
-            raise InputError(f"{shown(name)} is not a source; write it like 29-ffn-plus or 29-ffn-minus.")
-        return cls(int(match[1]), match[2], "+" if match[3] == "plus" else "-")
-
-
-def model_id(name: str) -> str:
-    """Return a model's name on Neuronpedia, which has no folder and no capitals."""
-    return Path(name).name.lower()
-
-
-def export_dashboards(store: Store, folder: str | Path, on_progress: OnProgress = unwatched) -> dict[str, int]:
+def export_dashboards(
+    store: Store,
+    folder: str | Path,
+    on_progress: OnProgress = unwatched,
+    neurons: Sequence[Neuron] | None = None,
+) -> dict[str, int]:
     """Write a new folder of files for Neuronpedia's upload, each with at most `BATCH` neurons of a source.
 
-    A neuron without examples at a polarity is in no file of it. Returns how many neurons, sources and files there are.
-    Raises `StoreError` if the scan is not finished or is not by activation, `InputError` if the folder is not new.
+    neurons: by default all. A neuron without examples at a polarity is in no file of it. Returns how many neurons,
+    sources and files there are. Raises `StoreError` if the scan is not finished or is not by activation, or for a
+    neuron that the index lacks, `InputError` for a head, or if the folder is not new.
     """
-    store.facts.get("finished")
-    name = model_id(store.facts.get("model"))
-    total, done, sources, files = store.neurons.count(), 0, set(), 0
+    name, wanted = model_id(store.facts.get("model")), neurons_of(store, neurons)
+    done, sources, files = 0, set(), 0
     with new_folder(folder) as part:
-        for neurons in _batches(store):
-            for source, features in _dashboards(store, neurons).items():
-                document = {"modelId": name, "source": str(source), "features": features}
-                write_file(part / f"{source}-{neurons[0].index:06}.json", json.dumps(document, allow_nan=False))
+        for batch in _batches(wanted):
+            for source, document in _documents(store, name, batch).items():
+                write_file(part / f"{source}-{batch[0].index:06}.json", document)
                 sources.add(source)
                 files += 1
-            done += len(neurons)
-            on_progress(done, total)
-    return {"neurons": total, "sources": len(sources), "files": files}
+            done += len(batch)
+            on_progress(done, len(wanted))
+    return {"neurons": len(wanted), "sources": len(sources), "files": files}
 
 
-def _batches(store: Store) -> Iterator[list[Neuron]]:
-    """Yield the neurons of each site and layer, in parts."""
-    for site, (layers, width) in store.neurons.sizes().items():
-        for layer in range(layers if site != "head" else 0):
-            for start in range(0, width, BATCH):
-                yield [Neuron(layer, site, index) for index in range(start, min(start + BATCH, width))]
+def neurons_of(store: Store, neurons: Sequence[Neuron] | None) -> list[Neuron]:
+    """Return the neurons to export, in order. Raises what `export_dashboards` raises."""
+    store.facts.get("finished")
+    for neuron in neurons or ():
+        if neuron.site == "head":
+            raise InputError(f"{neuron} is a head, which has no dashboard on Neuronpedia; give neurons.")
+        store.neurons.id(neuron)
+    return store.neurons.all() if neurons is None else sorted(set(neurons))
+
+
+def estimated_size(store: Store, neurons: Sequence[Neuron]) -> int:
+    """Return about how many bytes the dashboards of neurons take, from those of `SAMPLED` neurons among them."""
+    sample = neurons[:: -(-len(neurons) // SAMPLED)]
+    written = (document for batch in _batches(sample) for document in _documents(store, "", batch).values())
+    return sum(len(document.encode()) for document in written) * len(neurons) // max(len(sample), 1)
+
+
+def _batches(neurons: Iterable[Neuron]) -> Iterator[list[Neuron]]:
+    """Yield neurons, which are in order, by site and layer, in parts."""
+    for _, group in groupby(neurons, lambda neuron: (neuron.layer, neuron.site)):
+        rows = list(group)
+        yield from (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))
+
+
+def _documents(store: Store, model: str, neurons: Sequence[Neuron]) -> dict[Source, str]:
+    """Return the body of an upload for each source of neurons of a site and layer, as JSON."""
+    return {
+        source: json.dumps({"modelId": model, "source": str(source), "features": features}, allow_nan=False)
+        for source, features in _dashboards(store, neurons).items()
+    }
 
 
 def _dashboards(store: Store, neurons: Sequence[Neuron]) -> dict[Source, list[dict[str, Any]]]:

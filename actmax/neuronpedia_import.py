@@ -6,24 +6,27 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear.actmax.index.corpus import Corpus, Document, sentence_id
 from icebear.actmax.labels.descriptions import score_descriptions
-from icebear.actmax.neuronpedia import Source
 from icebear.cache import sha256
 from icebear.converters import checked
 from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.paths import local, read_text
+from icebear.paths import local, opened, read_text
+from icebear.points import Source
 from icebear.records import Meaning, Neuron
 from icebear.steps import OnProgress, unwatched
 
+LINES = (".jsonl", ".jsonl.gz")
+"""The endings of files with a row in each line."""
 CLOSE = 0.01
 """The share by which a measured activation may differ from an exported one, which may have fewer digits."""
 
@@ -56,37 +59,49 @@ class Dashboards:
         """Return the dashboards of a folder, whose neurons the model must have. Raises `InputError`."""
         dashboards = cls(local(folder), frozenset(model.text(token) for token in model.special_ids()))
         if not dashboards.files:
-            raise InputError(f"{folder} has no .json file; give the folder that icebear export neuronpedia wrote.")
+            raise InputError(
+                f"{folder} has no .json, .jsonl or .jsonl.gz file; give the folder that icebear export neuronpedia "
+                "wrote, or one of Neuronpedia's exports."
+            )
         for source, feature in dashboards.features():
             model.check(_neuron(source, feature))
         return dashboards
 
     @cached_property
     def files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.json"))
+        """The uploads of the folder, and the lines of Neuronpedia's exports in it and in its folders."""
+        uploads = self.folder.glob("*.json")
+        return sorted((*uploads, *(path for ending in LINES for path in self.folder.rglob(f"*{ending}"))))
 
     @cached_property
     def content(self) -> str:
         """The hash of all files."""
         return hashlib.sha256("".join(map(sha256, self.files)).encode()).hexdigest()
 
+    @cached_property
+    def sides(self) -> frozenset[tuple[Neuron, str]]:
+        """The neurons at polarities that there are."""
+        return frozenset((_neuron(source, feature), source.polarity) for source, feature in self.features())
+
     def features(self) -> Iterator[tuple[Source, dict[str, Any]]]:
-        """Yield each neuron at a polarity. Raises `InputError` for a file of another shape."""
+        """Yield each neuron at a polarity, of an export in parts. Raises `InputError` for a file of another shape."""
         for path in self.files:
             try:
-                document = json.loads(read_text(path))
-                source = Source.parse(checked(document["source"], isinstance(document["source"], str), str))
-                for feature in document["features"]:
-                    yield source, _checked(feature)
+                for source, feature in _exported(path) if path.name.endswith(LINES) else _uploaded(path):
+                    yield Source.parse(checked(source, isinstance(source, str), str)), _checked(feature)
+            except (OSError, EOFError, zlib.error) as error:
+                raise InputError(f"{path} cannot be read ({error}); export it again.") from None
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 raise InputError(
-                    f"{path} is not a file of Neuronpedia's upload; remove it, or export the dashboards again."
+                    f"{path} is not a file of Neuronpedia's upload or export; remove it, or export the dashboards "
+                    "again."
                 ) from None
 
     def corpus(self) -> Corpus:
         """Return the texts as a corpus, each once and a document by itself."""
         facts = {"corpus": str(self.folder), "language": "en", "column": "text", "content": self.content}
-        return Corpus({**facts, "order": "as read", "from": "neuronpedia"}, None, self._texts, is_split=True)
+        facts |= {"order": "as read", "from": "neuronpedia"}
+        return Corpus(facts, None, self._texts, is_split=True, sides=self.sides)
 
     def _texts(self) -> Iterator[Document]:
         seen: set[int] = set()
@@ -115,15 +130,45 @@ class Dashboards:
     def agreement(self, store: Store) -> Agreement:
         """Return how the exported activations compare with those of a store's examples."""
         exported = matched = equal = 0
+
+        @lru_cache(64)  # an export has a line for each activation
+        def measured(source: Source, neuron: Neuron) -> dict[str, float]:
+            examples = store.examples(neuron, source.polarity)
+            return {row.sentence.text: source.sign * row.activation for row in examples}
+
         for source, feature in self.features():
-            examples = store.examples(_neuron(source, feature), source.polarity)
-            measured = {row.sentence.text: source.sign * row.activation for row in examples}
+            examples = measured(source, _neuron(source, feature)) if feature["activations"] else {}
             for activation in feature["activations"]:
                 exported += 1
-                value, again = max(activation["values"]), measured.get(self._text(activation))
+                value, again = max(activation["values"]), examples.get(self._text(activation))
                 matched += again is not None
                 equal += again is not None and abs(again - value) <= CLOSE * abs(value)
         return Agreement(exported, matched, equal)
+
+
+def _uploaded(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield the source and each neuron of a file of the upload."""
+    document = json.loads(read_text(path))
+    for feature in document["features"]:
+        yield document["source"], feature
+
+
+def _exported(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield the source and a neuron, as an upload has it, for each activation and explanation of Neuronpedia's exports,
+    which have one in a line; lines of other tables are passed over."""
+    with opened(path) as file:
+        for line in filter(str.strip, file):
+            row = json.loads(line)
+            checked(row, isinstance(row, dict), dict)
+            if not (row.keys() >= {"layer", "index"} and row.keys() & {"tokens", "description"}):
+                continue
+            feature: dict[str, Any] = {"index": int(row["index"]), "activations": [], "explanations": []}
+            if "tokens" in row:
+                feature["activations"].append({"tokens": row["tokens"], "values": row["values"]})
+            else:
+                names = {"text": "description", "methodName": "typeName", "modelName": "explanationModelName"}
+                feature["explanations"].append({ours: row.get(theirs) for ours, theirs in names.items()})
+            yield row["layer"], feature
 
 
 def _neuron(source: Source, feature: dict[str, Any]) -> Neuron:
@@ -155,10 +200,16 @@ def _list(value: Any) -> list[Any]:
 
 
 def score_labels(
-    model: Model, store: Store, dashboards: Dashboards, on_progress: OnProgress = unwatched
+    model: Model,
+    store: Store,
+    dashboards: Dashboards,
+    on_progress: OnProgress = unwatched,
+    sentences: Store | None = None,
 ) -> list[Meaning]:
     """Score the labels of dashboards on sentences of a store, and save those that pass. The null are labels of other
     neurons: of the dashboards, then of the store.
+
+    sentences: another index of the model, on whose sentences labels are scored, and whose labels are the null, too.
 
     Returns all labels with their scores. Raises `StoreError` for a store of another model, without vectors of a
     sentence encoder, or with too few sentences.
@@ -166,9 +217,9 @@ def score_labels(
     labels = dashboards.labels()
     if not labels:
         return []
-    texts = [text for rows in labels.values() for text, _ in rows]
-    others = list(dict.fromkeys([*texts, *store.labels.sides().values()]))
-    return score_descriptions(model, store, labels, others, on_progress)
+    texts, read = [text for rows in labels.values() for text, _ in rows], sentences or store
+    others = list(dict.fromkeys([*texts, *read.labels.sides().values()]))
+    return score_descriptions(model, read, labels, others, on_progress, saved_in=store)
 
 
 def is_of(store: Store, dashboards: Dashboards) -> bool:

@@ -120,6 +120,16 @@ class Card(SavedResult, Tabled):
     def is_head(self) -> bool:
         return self.neuron.site == "head"
 
+    def absence(self, polarity: str) -> str:
+        """Say that an index, which was made of dashboards, has none of a side; empty where it has sentences, and for
+        other indexes, in which each neuron is read in all sentences."""
+        if self.examples.get(polarity) or self.made_with["index"].get("from") != "neuronpedia":
+            return ""
+        return (
+            f"Not in this index: its texts are dashboards of other neurons, none of {self.neuron} at polarity "
+            f"{polarity}."
+        )
+
     @property
     def swap(self) -> str:
         """The command of `swap_edit`; empty without one."""

@@ -260,7 +260,7 @@ class Store(Tables):
         return {
             **provenance,
             "model": model,
-            "index": {key: facts[key] for key in f"{settings} shipped".split() if key in facts},
+            "index": {key: facts[key] for key in f"{settings} shipped from".split() if key in facts},
         }
 
     @reads

@@ -20,7 +20,7 @@ from icebear.concepts.nodes.random_controls import effects_on_answer, random_eff
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
-from icebear.concepts.results.effects import Patched
+from icebear.concepts.results.effects import Effects, Patched
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_picture import stage_fragment
@@ -91,10 +91,9 @@ class Explanation(ExplainedPrediction):
         measured = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
         patched = Patched(model, relevance) if measured else None
         each = patched.measure(measured) if patched else None
-        words = {row: each.words(number) for number, row in enumerate(measured)} if each else {}
-        answer = effects_on_answer(each, relevance) if each else []
-        nodes = explained_nodes(model, relevance, store, rows, words, dict(zip(measured, answer, strict=True)))
-        uncompared = patched is not None and not relevance.counterfactual
+        compared = relevance.counterfactual
+        random = random_effects(patched, measured) if patched and patched.reads_others else None
+        nodes = explained_nodes(model, relevance, store, rows, each)
         neurons = list(dict.fromkeys((*named, *(row.neuron for row in rows))))[:cards]
         reading = model if mean_lens(model) else None  # else their lens would take longer than all the rest
         return cls(
@@ -110,7 +109,8 @@ class Explanation(ExplainedPrediction):
             removal_control=removal_control,
             cards=described(store, neurons, reading) if store else (),
             effects=each,
-            random_effects=tuple(random_effects(patched, measured)) if patched and uncompared else (),
+            random_effects=_of_answer(random, relevance) if random and not compared else (),
+            random_log_probabilities=_log_probabilities(random) if random else (),
         )
 
     def __str__(self) -> str:
@@ -155,21 +155,34 @@ def explained_nodes(
     relevance: Relevance,
     store: Store | None,
     rows: Sequence[Ranked],
-    moved: dict[Ranked, tuple[list[str], list[str]]],
-    effects: dict[Ranked, float | None],
+    effects: Effects | None,
 ) -> tuple[ExplainedNode, ...]:
-    """Return ranked nodes with all that is known of them. moved: the words that each raises and lowers."""
+    """Return ranked nodes with all that is known of them. effects: of those that were measured."""
     words = projections(model, (row.neuron for row in rows), PROJECTED_WORDS)
     known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
     significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
+    numbers = {row: number for number, row in enumerate(effects.nodes if effects else ())}
+    answer = effects_on_answer(effects, relevance) if effects else []
+    log_probabilities = _log_probabilities(effects) if effects else ()
     nodes = []
     for row in rows:
         label = store.labels.name(row.neuron, row.polarity) if store else None
         meaning = significant.get((row.neuron, row.polarity))
-        raises, lowers = map(tuple, moved.get(row, ((), ())))
-        about = (words.get(row.neuron), label, meaning, raises, lowers, effects.get(row))
+        about: tuple[Any, ...] = (words.get(row.neuron), label, meaning)
+        if effects and row in numbers:
+            number = numbers[row]
+            change = log_probabilities[number] if log_probabilities else None
+            about = (*about, *map(tuple, effects.words(number)), answer[number], change)
         nodes.append(ExplainedNode(row, relevance.prompt.strings[row.position], *about))
     return tuple(nodes)
+
+
+def _of_answer(effects: Effects, relevance: Relevance) -> tuple[float, ...]:
+    return tuple(effect for effect in effects_on_answer(effects, relevance) if effect is not None)
+
+
+def _log_probabilities(effects: Effects) -> tuple[float, ...]:
+    return () if effects.log_probability is None else tuple(effects.log_probability.tolist())
 
 
 @typed

@@ -40,6 +40,8 @@ class ExplainedNode:
     lowers: tuple[str, ...] = ()
     effect: float | None = None
     """What it does to the explained answer (`effects_on_answer`)."""
+    log_probability: float | None = None
+    """What it does to the log-probability of the explained answer, in nats (`Effects.log_probability`)."""
 
     @property
     def words(self) -> str:
@@ -48,7 +50,8 @@ class ExplainedNode:
 
     def to_dict(self) -> dict[str, Any]:
         words = {"raises": list(self.raises), "lowers": list(self.lowers), "promotes": self.words or None}
-        return {**self.ranked.to_dict(), "token": self.token, "effect": self.effect, **words, "label": self.label}
+        measured = {"effect": self.effect, "log_probability": self.log_probability}
+        return {**self.ranked.to_dict(), "token": self.token, **measured, **words, "label": self.label}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,6 +75,9 @@ class ExplainedPrediction(SavedResult, Tabled):
     """The effects of the nodes on the next token; None where nodes cannot be set."""
     random_effects: tuple[float, ...] = ()
     """Without a counterfactual: what random nodes of the same layers and tokens do to the answer."""
+    random_log_probabilities: tuple[float, ...] = ()
+    """What such nodes do to the log-probability of the answer, in nats; empty with a base model, and for a long prompt
+    with a counterfactual."""
     changes: ExplainedChanges | None = None
     """With a base model: what its changed weights caused."""
     stages: Stages | None = None
@@ -119,6 +125,7 @@ class ExplainedPrediction(SavedResult, Tabled):
             "cards": [card.to_dict() for card in self.cards],
             "effects": self.effects and self.effects.to_dict(),
             "random_effects": list(self.random_effects),
+            "random_log_probabilities": list(self.random_log_probabilities),
             "restored": self.changes and self.changes.to_dict(),
         }
         return {
@@ -139,5 +146,5 @@ class ExplainedPrediction(SavedResult, Tabled):
 
         columns = ["neuron", "position", "polarity", "activation"]
         columns += ["counterfactual"] if self.relevance.counterfactual else []
-        columns += ["relevance", "token", "raises", "lowers", "promotes", "label"]
+        columns += ["relevance", "log_probability", "token", "raises", "lowers", "promotes", "label"]
         return pandas.DataFrame([node.to_dict() for node in self.nodes], columns=columns)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 from icebear.errors import InputError
-from icebear.points import NAMED
+from icebear.points import NAMED, parse_name
 from icebear.records import Neuron, as_neuron
 from icebear.values import check_int, one_of, real, several, shown, stable_hash, text_of
 
@@ -42,6 +42,8 @@ class Edit:
     Parameters
     ----------
     neuron : Neuron or str
+        The name of another library (`Neuron.parse`) may have the tokens, as in ``blocks.21.mlp.hook_post[:, -1, 780]``.
+        The values of a source at negative activation on Neuronpedia, ``21-ffn-minus/780``, are activations times -1.
     op : str
         ``set`` the activation to `value`, ``scale`` it by `value`, or ``add`` `value` to it; ``swap`` it for the
         activation after another prompt (`Edit.from_prompt`).
@@ -78,10 +80,13 @@ class Edit:
     source: SwapSource | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "neuron", as_neuron(self.neuron))
+        name: Any = self.neuron
+        object.__setattr__(self, "neuron", as_neuron(name))
         one_of(self.op, "kind of edit", (*SYMBOLS, "swap"))
         one_of(self.unit, "unit of an edit", UNITS)
         _as_floats(self, {"value": (), "decay": (0, 1), "share": (0, 1)})
+        if isinstance(name, str):
+            self._read_name(name.strip())
         if self.unit and self.op == "scale":
             raise InputError(
                 f"The edit of {self.neuron} scales by a number, which cannot be in units of {self.unit}; leave out "
@@ -95,6 +100,18 @@ class Edit:
         if self.source is not None:
             _check_source(self.source)
         _check_where(self.where)
+
+    def _read_name(self, text: str) -> None:
+        """Take from a name of other libraries the tokens that it has, and the sign of its values."""
+        named = parse_name(text)
+        if named is None:
+            return
+        if named.where != "all":
+            if self.where not in ("all", named.where):
+                raise InputError(f"{text} is at {named.where}, and its edit at {self.where}; leave out one of them.")
+            object.__setattr__(self, "where", named.where)
+        if named.sign < 0 and self.op in ("set", "add"):
+            object.__setattr__(self, "value", 0.0 - self.value)  # not -0.0
 
     @property
     def layer(self) -> int:
@@ -126,7 +143,7 @@ class Edit:
         InputError
             If a value is not possible.
         """
-        return cls(as_neuron(neuron), "swap", 0.0, where=where, source=prompt)
+        return cls(neuron, "swap", 0.0, where=where, source=prompt)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         sign = "-" if self.op == "add" and math.copysign(1, self.value) < 0 else SYMBOLS.get(self.op, "")
@@ -143,7 +160,7 @@ class Edit:
         match = _EDIT.fullmatch(text.strip()) if isinstance(text, str) else None
         if not match:
             raise InputError(f"{shown(text)} is not an edit; {EXAMPLES}.")
-        neuron = Neuron.parse(match["neuron"])
+        neuron: Any = match["neuron"]
         try:
             value = float(match["value"] or 0)
             decay = float(match["decay"] or 1)

@@ -9,7 +9,7 @@ from reprlib import Repr
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
-from icebear.points import HOOKS, hook_name, parse_point
+from icebear.points import HOOKS, hook_name, parse_name
 from icebear.result_files import SavedResult
 from icebear.values import check_int, one_of, shown
 
@@ -121,12 +121,12 @@ class Neuron:
     @classmethod
     def parse(cls, text: str) -> Neuron:
         """Parse the id of a neuron or head, or its name in TransformerLens (``blocks.29.mlp.hook_post[860]``,
-        ``blocks.4.attn.hook_z[3]``) or interp-engine (``mlp_act.29[860]``, ``z.4[70]``, `icebear.points.POINTS`).
-        Raises `InputError` for any other text."""
+        ``blocks.4.attn.hook_z[3]``, ``L4H3``), interp-engine (``mlp_act.29[860]``, ``z.4[70]``) or Neuronpedia
+        (``29-ffn-plus/860``); see `icebear.points`. Raises `InputError` for any other text."""
         match = _NEURON.fullmatch(text.strip()) if isinstance(text, str) else None
-        point = parse_point(text.strip()) if isinstance(text, str) and not match else None
-        if point:
-            return cls(*point)
+        named = parse_name(text.strip()) if isinstance(text, str) and not match else None
+        if named:
+            return cls(named.layer, named.site, named.index)
         if not match:
             raise InputError(f"{shown(text)} is not a neuron id; write it like L29.ffn.860 or L4.head.3.")
         return cls(int(match[1]), match[2], int(match[3]))
@@ -137,10 +137,10 @@ class Neuron:
         Raises
         ------
         InputError
-            If the site is neither ``ffn`` nor ``head``: TransformerLens has two indices for its neurons.
+            If TransformerLens has no point with its site's neurons.
         """
         if self.site not in HOOKS:
-            raise InputError(f"{self} has no single index in TransformerLens; only ffn neurons and heads have one.")
+            raise InputError(f"{self} has no name in TransformerLens; the sites with one are {', '.join(HOOKS)}.")
         return hook_name(self.layer, self.site, self.index)
 
 

@@ -13,6 +13,7 @@ from conftest import IDS, Letters, random_model
 from torch.testing import assert_close
 
 from icebear import Edit, Model, Neuron, attribute, steer
+from icebear.app.cli.tables.nodes import nodes_table
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, effects_on_answer, random_effects
 from icebear.concepts.passes.inputs import Stream
 from icebear.concepts.passes.prefix import Prefix
@@ -20,6 +21,7 @@ from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.results import effects
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import LIKELY, Patched
+from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.vocabulary import calibration
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.explanation.explanation import Explanation
@@ -213,7 +215,7 @@ def check(model, relevance, slow, nodes, atol=1e-5):
     """Nodes in one call, alone and together equal the slow way; returns the effects."""
     result = relevance.effects(nodes)
     patched, few = Patched(model, relevance), list(nodes[:4])
-    joint, joint_mean, joint_phrase = patched.effects([few, nodes[4:6]])
+    joint, joint_mean, joint_answer = patched.effects([few, nodes[4:6]])
     alone = [patched.effects([[node]]) for node in few]
     expected = [slow.effect([row]) for row in nodes]
     assert set(result.token_ids) == set(slow.tokens)
@@ -226,12 +228,11 @@ def check(model, relevance, slow, nodes, atol=1e-5):
     for row, (matrix, means, _) in enumerate(alone):
         assert_close(matrix[0] + means[0], whole[row], **close)
     for row, some in enumerate((few, nodes[4:6])):
-        effect, phrase = slow.effect(some)
+        effect, answer = slow.effect(some)
         assert_close(joint[row] + joint_mean[row], effect[order], **close)
-        if joint_phrase is not None:
-            assert joint_phrase[row].item() == pytest.approx(phrase, rel=1e-4, abs=1e-4)
-    if result.phrase is not None:
-        assert result.phrase.tolist() == pytest.approx([phrase for _, phrase in expected], rel=1e-4, abs=1e-4)
+        assert joint_answer[row].item() == pytest.approx(answer, rel=1e-4, abs=1e-4)
+    assert result.log_probability.tolist() == pytest.approx([answer for _, answer in expected], rel=1e-4, abs=1e-4)
+    assert result.phrase is None or result.phrase.equal(result.log_probability)
     assert whole.abs().max() > 1e-3
     return result
 
@@ -485,7 +486,7 @@ def test_with_a_contrast_effects_on_the_answer_are_on_the_difference(model, monk
 
     measured = effects_on_answer(patched.measure(rows), relevance)
     assert measured == pytest.approx([effect(row) for row in rows], abs=1e-5)
-    drawn = random_effects(patched, rows)
+    drawn = effects_on_answer(random_effects(patched, rows), relevance)
     layers = {row.neuron.layer for row in rows}
     every = [replace(rows[0], neuron=Neuron(x, "ffn", i)) for x in layers for i in range(model.width("ffn"))]
     known = torch.tensor([effect(row) for row in every])
@@ -494,3 +495,53 @@ def test_with_a_contrast_effects_on_the_answer_are_on_the_difference(model, monk
     explanation = Explanation.of(model, relevance)
     title = next(line.text for line in effect_lines(replace(explanation, random_effects=(0.0,))) if line.text)
     assert [repr(model.text(token)) in title for token in (target, contrast)] == [True, True]
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_a_ranking_has_the_change_of_the_answers_log_probability_beside_random_nodes(model, compared):
+    """That of steering: the node is set to its mean, or to its counterfactual value."""
+    prompt, other = "the cold bears", "the warm bears"
+    relevance = attribute(model, prompt, sites=["ffn"], **({"counterfactual": other} if compared else {}))
+    explanation = Explanation.of(model, relevance, Ranking(4, "ffn", position="last"))
+    target = relevance.target.id
+
+    def change(neuron, position):
+        with torch.no_grad():
+            values = attribute(model, other, sites=["ffn"]).activation("ffn")
+            means = calibrate(model).means["ffn"]
+        value = float(values[neuron.layer, position, neuron.index] if compared else means[neuron.layer, neuron.index])
+        with steer(model, Edit(neuron, "set", value, where=f"position:{position}")):
+            edited = model.next_logits(prompt)
+        return float((model.next_logits(prompt).log_softmax(-1) - edited.log_softmax(-1))[target])
+
+    last = len(relevance.tokens) - 1
+    expected = [change(node.ranked.neuron, last) for node in explanation.nodes]
+    assert [node.log_probability for node in explanation.nodes] == pytest.approx(expected, abs=1e-5)
+    assert max(map(abs, expected)) > 1e-4
+    ranked = {node.ranked.neuron for node in explanation.nodes}
+    layers = {neuron.layer for neuron in ranked}
+    every = {Neuron(x, "ffn", i) for x in layers for i in range(model.width("ffn"))} - ranked
+    known = torch.tensor([change(neuron, last) for neuron in sorted(every)])
+    assert len(explanation.random_log_probabilities) == RANDOM_DRAWS
+    assert all((known - value).abs().min() < 1e-5 for value in explanation.random_log_probabilities)
+    rows = explanation.to_dict()
+    assert [row["log_probability"] for row in rows["ranking"]] == [node.log_probability for node in explanation.nodes]
+    assert rows["random_log_probabilities"] == list(explanation.random_log_probabilities)
+    header = nodes_table(explanation).columns
+    assert "log p" in [column.header for column in header]
+
+
+def test_a_long_counterfactual_is_not_read_for_a_control(model, monkeypatch):
+    relevance = attribute(model, "the cold bears", counterfactual="the warm bears", keep="top")
+    ranking = Ranking(4, "ffn", position="all")
+    assert len(Explanation.of(model, relevance, ranking).random_log_probabilities) == RANDOM_DRAWS
+    monkeypatch.setattr(effects, "VALUES", 100)
+    assert Explanation.of(model, relevance, ranking).random_log_probabilities == ()
+
+
+def test_a_number_without_alternatives_has_no_log_probability():
+    model = test_tasks.labelled(problem_type="regression")
+    explanation = Explanation.of(model, attribute(model, IDS, sites=["ffn"]))
+    assert {node.log_probability for node in explanation.nodes} == {None}
+    assert explanation.random_log_probabilities == ()
+    assert "log p" not in [column.header for column in nodes_table(explanation).columns]

@@ -14,9 +14,10 @@ from transformers import LlamaConfig
 
 from icebear import Model, build_index, open_store, read_corpus
 from icebear.actmax import neuronpedia
-from icebear.actmax.neuronpedia import BATCH, LOGITS, Source, export_dashboards
+from icebear.actmax.neuronpedia import BATCH, LOGITS, estimated_size, export_dashboards
 from icebear.app.cli.main import main
-from icebear.errors import InputError
+from icebear.errors import InputError, StoreError
+from icebear.points import Source
 from icebear.records import HISTOGRAM_EDGES, Meaning, Neuron
 
 SCHEMA = json.loads((Path(__file__).parent / "data/neuronpedia-upload.schema.json").read_text())
@@ -145,12 +146,53 @@ def test_the_command_writes_a_folder(thousand, tmp_path):
     assert len(exported(tmp_path / "out")["2-ffn-minus"]) == 340
 
 
+CHOSEN = ["L2.ffn.339", "L0.ffn.7", "0-ffn-minus/200", "L0.ffn.7"]
+
+
+def test_the_dashboards_of_chosen_neurons_are_those_of_all(thousand, tmp_path):
+    command = ["export", "neuronpedia", *CHOSEN, "--store", str(thousand.path), "--json"]
+    result = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "few")])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["counts"] == {"neurons": 3, "sources": 4, "files": 4}
+    assert "3 neurons" in result.stderr
+    export_dashboards(thousand, tmp_path / "all")
+    few, every = exported(tmp_path / "few"), exported(tmp_path / "all")
+    assert {source: list(features) for source, features in few.items()} == {
+        "0-ffn-minus": [7, 200],
+        "0-ffn-plus": [7, 200],
+        "2-ffn-minus": [339],
+        "2-ffn-plus": [339],
+    }
+    assert all(feature == every[source][index] for source, rows in few.items() for index, feature in rows.items())
+
+
+def test_the_size_is_known_before(thousand, tmp_path):
+    export_dashboards(thousand, tmp_path / "all")
+    size = sum(path.stat().st_size for path in (tmp_path / "all").iterdir())
+    assert estimated_size(thousand, thousand.neurons.all()) == pytest.approx(size, rel=0.1)
+
+
+@pytest.mark.parametrize(("name", "error"), [("L0.ffn.340", StoreError), ("L0.head.0", InputError)])
+def test_what_has_no_dashboard_is_refused(name, error, thousand, tmp_path):
+    with pytest.raises(error, match=name):
+        export_dashboards(thousand, tmp_path / "out", neurons=[Neuron.parse(name)])
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", ["29-ffn-plus", "0-attn-minus"])
 def test_the_name_of_a_source_parses_back(name):
     assert str(Source.parse(name)) == name
 
 
-@pytest.mark.parametrize("name", ["", "29", "ffn-plus", "29-ffn-both", "29-FFN-plus", "-1-ffn-plus", "29-ffn-plus\n"])
+@pytest.mark.parametrize("name", ["29", "29-mlp", "29-neurons"])
+def test_neuronpedias_sources_of_neurons_have_activations_as_values(name):
+    assert Source.parse(name) == Source(29, "ffn", "+")
+    assert Source.parse(name).sign == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["", "29-ffn", "29-res-jb", "ffn-plus", "29-ffn-both", "29-FFN-plus", "-1-ffn-plus", "29-ffn-plus\n"]
+)
 def test_another_text_is_no_source(name):
     with pytest.raises(InputError):
         Source.parse(name)

@@ -1,6 +1,7 @@
 """Dashboards come back as an index: their examples are measured again, their labels scored as any label."""
 # ruff: noqa: F811 - fixtures of another file are arguments
 
+import gzip
 import json
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from test_descriptions import index, made  # noqa: F401
 from test_labels import TOPIC, WORD
 from test_packed_parts import ENCODER
 
-from icebear import Neuron, build_index, embed_examples, open_store
+from icebear import Neuron, build_index, describe, embed_examples, open_store
 from icebear.actmax.neuronpedia import export_dashboards
 from icebear.actmax.neuronpedia_import import Dashboards, score_labels
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
-from icebear.errors import InputError
+from icebear.errors import InputError, StoreError
 
 SCHEMA = json.loads((Path(__file__).parent / "data/neuronpedia-upload.schema.json").read_text())
 RIGHT, WRONG = "songak songel songir songon", "the old great"
@@ -112,6 +113,96 @@ def test_files_of_others_are_read(index, tmp_path):
     assert dashboards.labels() == {(Neuron(0, "ffn", 4), "-"): labels}
 
 
+def export_of(folder, source, is_packed):
+    """Write a folder as Neuronpedia's exports have it: a table in each folder, a row in each line."""
+    row = {"modelId": "planted", "layer": source}
+    tables = {
+        "release.jsonl": [{"name": "r", "description": "not a label"}],
+        "source.jsonl": [{**row, "id": source}],
+        "features/batch-0.jsonl": [{**row, "index": "3", "pos_str": ["a"], "frac_nonzero": 0.5}],
+        "activations/batch-0.jsonl": [
+            {**row, "index": "3", "tokens": ["a", " camel", " a"], "values": [0.1, 2, -0.5], "maxValue": 2},
+            {**row, "index": "3", "tokens": ["no", " camel"], "values": [0, 1], "binMin": None},
+        ],
+        "explanations/batch-0.jsonl": [
+            {**row, "index": "3", "description": "camels", "typeName": "oai_token-act-pair"},
+            {**row, "index": "4", "description": "x", "explanationModelName": "gpt"},
+        ],
+    }
+    for name, rows in tables.items():
+        path = folder / source / (f"{name}.gz" if is_packed else name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(f"{json.dumps(line)}\n" for line in rows).encode()
+        path.write_bytes(gzip.compress(text) if is_packed else text)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize(("source", "polarity"), [("0", "+"), ("0-mlp", "+"), ("0-ffn-minus", "-")])
+def test_exports_of_neuronpedia_are_read(source, polarity, is_packed, index, tmp_path):
+    export_of(tmp_path / "theirs", source, is_packed)
+    dashboards = Dashboards.of(index[0], tmp_path / "theirs")
+    assert [sentence.text for sentence in dashboards.corpus().sentences()] == ["a camel a", "no camel"]
+    assert dashboards.labels() == {
+        (Neuron(0, "ffn", 3), polarity): [("camels", "theirs (oai_token-act-pair)")],
+        (Neuron(0, "ffn", 4), polarity): [("x", "theirs (gpt)")],
+    }
+    assert dashboards.sides == {(Neuron(0, "ffn", 3), polarity), (Neuron(0, "ffn", 4), polarity)}
+
+
+@pytest.mark.parametrize(
+    "content", [b"no gzip", gzip.compress(b'{"a": 1}')[:-9], gzip.compress(b"{"), gzip.compress(b"[]")]
+)
+def test_a_damaged_export_is_refused(content, index, tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz"):
+        Dashboards.of(index[0], tmp_path)
+
+
+def test_an_export_of_an_autoencoder_is_refused_by_name(index, tmp_path):
+    export_of(tmp_path, "0-res-jb", False)
+    with pytest.raises(InputError, match="0-res-jb"):
+        Dashboards.of(index[0], tmp_path)
+
+
+def test_an_index_of_few_dashboards_has_no_other_neurons(exported, tmp_path):
+    """Not the sentences in which another neuron is strong among texts that were chosen for these."""
+    model, path, _ = exported
+    with open_store(path) as before:
+        export_dashboards(before, tmp_path / "few", neurons=[TOPIC, WORD])
+    dashboards = Dashboards.of(model, tmp_path / "few")
+    with open_store(tmp_path / "few.db", create=True) as store:
+        build_index(model, dashboards.corpus(), store, k=16, sites=["ffn", "head"])
+        embed_examples(store, ENCODER)
+        assert {side[0] for side in examples(store)} == {TOPIC, WORD}
+        assert {hit.neuron for hit in store.search("songak", 50)} <= {TOPIC, WORD}
+        assert {hit.neuron for hit in store.similar(TOPIC, 5, by="examples")} <= {WORD}
+        other = describe(store, OTHERS[0])
+        assert (other.examples, bool(other.absence("+"))) == ({"+": [], "-": []}, True)
+        assert other.absence("+") in other.to_html()
+        assert not describe(store, TOPIC).absence("+")
+    with open_store(path) as before:
+        assert not any(describe(before, neuron).absence(side) for neuron in OTHERS for side in "+-")
+
+
+def test_labels_of_few_neurons_are_scored_on_another_index(exported, tmp_path):
+    model, path, _ = exported
+    with open_store(path) as texts:
+        export_dashboards(texts, tmp_path / "few", neurons=[TOPIC, WORD])
+        dashboards = Dashboards.of(model, tmp_path / "few")
+        with open_store(tmp_path / "few.db", create=True) as store:
+            build_index(model, dashboards.corpus(), store, k=16, sites=["ffn"])
+            with pytest.raises(StoreError):
+                score_labels(model, store, dashboards)
+            before = texts.labels.all_meanings()
+            meanings = score_labels(model, store, dashboards, sentences=texts)
+            significant = {row.neuron for row in meanings if row.significant}
+            assert significant == {TOPIC}
+            saved = describe(store, TOPIC).meanings["+"]
+            assert (saved.text, saved.score) == (RIGHT, next(row.score for row in meanings if row.significant))
+            assert path.name in saved.record["writer"]
+            assert texts.labels.all_meanings() == before
+
+
 def feature(explanations=(), **activation):
     return {"index": 1, "explanations": explanations, "activations": [{"tokens": ["a"], "values": [1], **activation}]}
 
@@ -166,6 +257,24 @@ def test_the_command_says_what_came_back(of_other_texts, exported, tmp_path, mon
     assert ("counts" in document) is ("activations" in document) is not of_other_texts
     significant = {row["neuron"]: row["significant"] for row in document["meanings"] if row["polarity"] == "+"}
     assert (significant[str(TOPIC)], significant[str(WORD)]) == (True, False)
+
+
+def test_the_command_scores_labels_of_few_neurons_on_the_index_that_comes_with_icebear(exported, tmp_path, monkeypatch):
+    model, path, _ = exported
+    with open_store(path) as texts:
+        export_dashboards(texts, tmp_path / "few", neurons=[TOPIC, WORD])
+    monkeypatch.setattr(ModelOptions, "load", lambda self: model)
+    monkeypatch.setattr("icebear.shipped_store", lambda model: open_store(path))
+    words = ["index", "--from-neuronpedia", str(tmp_path / "few"), "--store", str(tmp_path / "few.db")]
+    result = CliRunner().invoke(main, [*words, "--encoder", "none", "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert "not_scored" not in document
+    (passed,) = [row for row in document["meanings"] if row["significant"]]
+    with open_store(tmp_path / "few.db") as store:
+        assert store.labels.name(TOPIC, "+") == f"{RIGHT} ({passed['score']:.2f})"
+        assert store.labels.name(WORD, "+") is None
+        assert set(store.neurons.sizes()) == {"ffn"}
 
 
 def test_labels_that_cannot_be_scored_are_not_shown(exported, tmp_path, monkeypatch):

@@ -112,6 +112,23 @@ def test_heads_have_no_polarity(llama):
         attribute(llama, IDS).top(5, "head", "-")
 
 
+def test_the_site_of_heads_records_what_heads_are_sums_of(llama):
+    result = attribute(llama, IDS, sites=("head",))
+    both = attribute(llama, IDS, sites=("attn", "head"))
+    assert result.sites == both.sites == ("attn",)
+    assert result.of("head").equal(result.heads())
+    assert result.layers("head").allclose(result.layers("attn"), atol=1e-6)
+    assert result.top(3, site="head") == both.top(3, site="head") != []
+    kept = attribute(llama, IDS, sites=("head",), keep="top")
+    assert kept.layers("head").allclose(result.layers("head"), atol=1e-6)
+    with pytest.raises(InputError, match="unflatten"):
+        result.activation("head")
+    components = result.activation("attn").unflatten(-1, (llama.heads, -1))  # as the error says
+    assert components.shape[-2:] == (llama.heads, llama.head_dim)
+    with pytest.raises(InputError, match="attn"):
+        attribute(llama, IDS, sites=("ffn",)).of("head")
+
+
 def test_the_verbs_refuse_the_same(tiny_folder):
     for words, message in (
         (["explain", "A bear", "--target", " is", "--contrast", " is"], "contrast"),

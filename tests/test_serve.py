@@ -284,6 +284,31 @@ def test_an_ignored_token_counts_as_zero(letters):
     assert {other.values[at] for other in ignored} == {0}
 
 
+@pytest.mark.parametrize("first_is_sink", [True, False])
+def test_a_first_token_that_is_a_sink_is_ignored_as_bos(first_is_sink, calls, letters, monkeypatch):
+    """Letters have no BOS; a list of single tokens, and a prompt of a single token, keep theirs."""
+    family = replace(letters.family, first_is_sink=first_is_sink)
+    monkeypatch.setitem(vars(letters), "family", family)
+    body = {"sourceSet": "ffn-plus", "selectedSources": ["1-ffn-plus"], "sortByTokenIndexes": [], "numResults": 20}
+    plain, ignoring = (
+        {
+            row["index"]: row["values"]
+            for row in answer(calls("activation/all", prompt=PROMPT, **body, **how))["activations"]
+        }
+        for how in ({"ignoreBos": False}, {"ignoreBos": True})
+    )
+    if first_is_sink:
+        assert {row[0] for row in ignoring.values()} == {0.0} != {row[0] for row in plain.values()}
+    else:
+        assert ignoring == plain
+    assert all(row[1:] == plain[index][1:] for index, row in ignoring.items() if index in plain)
+    (row, *_) = answer(calls("activation/all", prompt="a", **body, ignoreBos=True))["activations"]
+    assert row["maxValue"] > 0
+    by_token = {"source": "1-ffn-plus", "topK": 1, "ignoreBos": True}
+    results = answer(calls("activation/topk-by-token", prompt=PROMPT, **by_token))["results"]
+    assert [row["tokenPosition"] for row in results] == list(range(len(letters.ids(PROMPT))))
+
+
 def test_an_ignored_token_changes_no_other(letters):
     """Also in later layers, which read what the earlier ones wrote."""
     sides = [("ffn", layer, 1) for layer in range(letters.layers)]

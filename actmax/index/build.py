@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from icebear.actmax.index.top_activations import ScanSummary, empty_summary, mer
 from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError, need
 from icebear.models.model import Model
-from icebear.records import Sentence
+from icebear.records import POLARITIES, Neuron, Sentence
 from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import several, typed
 
@@ -119,7 +119,7 @@ def build_index(
         store.check(model.fingerprint, model.name)
         if not store.scan.finished_with(facts):
             full, short, counts = scan(model, corpus, store, settings, facts, on_progress, on_batch, batch_size)
-            finish(model, store, settings, merge(full, short), counts, corpus.size())
+            finish(model, store, settings, merge(full, short), counts, corpus.size(), corpus.sides)
         ensure_vectors(model, store)
         ensure_heads(model, store)
         return indexed_counts(store)
@@ -141,9 +141,15 @@ def facts_of(model: Model, corpus: Corpus, settings: Settings) -> dict[str, Any]
 
 
 def finish(
-    model: Model, store: Store, settings: Settings, table: ScanSummary, counts: Counter[str], documents: int | None
+    model: Model,
+    store: Store,
+    settings: Settings,
+    table: ScanSummary,
+    counts: Counter[str],
+    documents: int | None,
+    sides: Collection[tuple[Neuron, str]] | None = None,
 ) -> None:
-    """Write the results of a scan."""
+    """Write the results of a scan. sides: those that get examples; None for all."""
     passed_over = store.scan.passed_over(settings.max_tokens)
     facts = {
         "finished": True,
@@ -156,7 +162,13 @@ def finish(
         "gated": "ffn" in settings.sites and gated(model),
         "made_with": model.made_with,
     }
-    store.scan.finish(_columns(table, model, settings.sites), _examples(table), facts)
+    columns, examples = _columns(table, model, settings.sites), _examples(table)
+    if sides is not None:
+        names = map(Neuron, columns["layer"], columns["site"], columns["idx"])
+        numbers = {neuron: number for number, neuron in enumerate(names)}
+        chosen = {(numbers.get(neuron), POLARITIES.index(polarity)) for neuron, polarity in sides}
+        examples = (row for row in examples if row[:2] in chosen)
+    store.scan.finish(columns, examples, facts)
 
 
 def check_table(table: ScanSummary, counts: Counter[str]) -> None:

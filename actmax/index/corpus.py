@@ -12,7 +12,7 @@ import re
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 from icebear.cache import cache_folder, ensure, extract_from_wheels, hub_reachable, sha256
 from icebear.errors import InputError, UnknownName, need
 from icebear.paths import check_text, existing, kind, local, opened
-from icebear.records import Sentence
+from icebear.records import Neuron, Sentence
 from icebear.values import check_int, shown, typed
 
 WIKI = "wiki-summaries"
@@ -52,6 +52,8 @@ class Corpus:
     """Whether the corpus is read from the network, with unknown length."""
     is_split: bool = False
     """Whether each document is a sentence already."""
+    sides: Collection[tuple[Neuron, str]] | None = None
+    """The neurons and polarities that the texts were chosen for, which alone get examples; None for all."""
 
     @property
     def is_drawn(self) -> bool:

@@ -143,11 +143,13 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
                 rows[part].append((sentence, ids, counted))
         elif all(len(drawn) == SENTENCES[part] for part, drawn in rows.items()):
             break
+    is_chosen = store.facts.all().get("from") == "neuronpedia"
+    advice = "Name an index of other texts (--store)." if is_chosen else "Index more documents (--limit)."
     for part, drawn in rows.items():
         if 4 * len(drawn) < SENTENCES[part]:
             raise StoreError(
                 f"{store.path} is too small to score labels: the {part} part has {len(drawn)} of {SENTENCES[part]} "
-                f"sentences, and needs at least {-(-SENTENCES[part] // 4)}. Index more documents (--limit)."
+                f"sentences, and needs at least {-(-SENTENCES[part] // 4)}. {advice}"
             )
     codes: dict[str, int] = {}
     samples = {part: Sample(rows[part], codes) for part in rows}

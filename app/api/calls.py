@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-from icebear.actmax.neuronpedia import POLARITY_WORDS, Source, model_id
 from icebear.app.api import schemas
 from icebear.app.api.schemas import LIMITS
 from icebear.concepts.passes.active_neurons import most_active, most_active_by_token, prompt_activations
@@ -17,6 +16,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.chat import Chat
 from icebear.models.text.prompts import PromptLike, special_note
+from icebear.points import POLARITY_WORDS, Source, model_id
 from icebear.records import Neuron
 from icebear.steering.comparison import continued
 from icebear.values import several
@@ -60,7 +60,8 @@ def activation_all(model: Model, request: schemas.ActivationAllRequest) -> Answe
     at = list(dict.fromkeys(request.sort_by_token_indexes))
     if any(position >= len(ids) for position in at):
         raise InputError(f"The prompt has {len(ids)} tokens; give sortByTokenIndexes from 0 to {len(ids) - 1}.")
-    sides, ignored = [(row.site, row.layer, row.sign) for row in wanted], _ignored(model, ids, request.ignore_bos)
+    sides = [(row.site, row.layer, row.sign) for row in wanted]
+    ignored = _ignored(model, ids, True) or _first_sink(model, ids) if request.ignore_bos else set()
     rows = most_active(model, ids, sides, request.num_results or 25, at, ignored)
     activations = [
         {
@@ -312,7 +313,7 @@ def _sources(model: Model, group: str, names: Sequence[str]) -> list[Source]:
     """Return the sources of a set, all or those named. Raises `InputError` for unknown ones."""
     wanted = [Source.parse(name) for name in names]
     some_layer = Source.parse(f"0-{group}")
-    if any(source.group != group for source in wanted):
+    if any(source.group != some_layer.group for source in wanted):
         raise InputError(f"selectedSources must be of the sourceSet, such as {some_layer}.")
     layers = model.layers_with(some_layer.site)
     wanted = wanted or [Source(layer, some_layer.site, some_layer.polarity) for layer in layers]
@@ -323,6 +324,12 @@ def _sources(model: Model, group: str, names: Sequence[str]) -> list[Source]:
 
 def _ignored(model: Model, ids: Sequence[int], ignore_bos: bool) -> set[int]:
     return {0} if ignore_bos and ids[0] in model.special_ids() else set()
+
+
+def _first_sink(model: Model, ids: Sequence[int]) -> set[int]:
+    """Return the position of a first token that takes the part of BOS where texts begin without one: it is a sink,
+    whose huge activations would be the whole list. A single token stays."""
+    return {0} if model.has_family and model.family.first_is_sink and len(ids) > 1 else set()
 
 
 def _special(model: Model, ids: Sequence[int]) -> list[bool]:

@@ -24,8 +24,9 @@ from icebear.app.cli.progress import waiting
 from icebear.errors import InputError, nearest
 from icebear.models.text.chat import Chat, other_prompt
 from icebear.paths import check_model_path, check_writable, local, read_text
+from icebear.points import check_model
 from icebear.records import SITES_AND_HEADS
-from icebear.values import LAST_SEED, one_of
+from icebear.values import LAST_SEED, one_of, several
 
 Record = TypeVar("Record")
 
@@ -128,6 +129,10 @@ class Option(click.Option):
         self.advanced = advanced
 
 
+NAMING_NEURONS = ("neuron", "neurons", "words", "edit")
+"""The arguments and options whose texts begin with a neuron."""
+
+
 class Verb(click.Command):
     """A command whose help lists advanced options under a heading of their own."""
 
@@ -138,6 +143,12 @@ class Verb(click.Command):
             if error.message.startswith("Got unexpected extra argument"):
                 raise click.UsageError(f"{error.message}; put a text that has spaces in quotes.", ctx) from None
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        for name in NAMING_NEURONS if "model" in ctx.params else ():
+            for text in several(ctx.params.get(name) or ()):
+                check_model(text, ctx.params["model"])
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, advanced in (("Options", False), ("Advanced", True)):

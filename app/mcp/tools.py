@@ -56,7 +56,7 @@ from icebear.explanation.sentences import (
     message_sentence,
 )
 from icebear.models.text.chat import Chat, other_prompt
-from icebear.records import Neuron, RandomControl
+from icebear.records import RandomControl
 from icebear.steering.comparison import compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import find_concept
@@ -373,14 +373,14 @@ class Tools:
 
     @tool
     def neuron(
-        self, neuron: Annotated[str, Field(max_length=40, description="L29.ffn.860 or L23.head.4")], k: Count = 4
+        self, neuron: Annotated[str, Field(max_length=100, description="L29.ffn.860 or L23.head.4")], k: Count = 4
     ) -> Answer:
         """Return the tokens that a neuron promotes and suppresses, and, with an index, its maximally activating texts
         in both directions, the words that it raises and lowers after them (measured), and its label with a score; of
         an attention head, the texts in which it writes most, where it attends to, and its kind beside a null. A
         meaning is a correlation: `steer` measures what it causes."""
-        model, wanted = self.session.model, Neuron.parse(neuron)
-        model.check(wanted)
+        model = self.session.model
+        wanted = model.check(neuron)
         with self.session.store() as store:
             if store:
                 with self.session.beside(store) as other:

@@ -217,7 +217,7 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
         if card.examples[side]:
             _styled(page.examples_html(card.examples[side], of_head=card.is_head), sentences)
         else:
-            st.caption("There is none.")
+            st.caption(markdown.plain(card.absence(side) or "There is none."))
         for above_index, other in zip((card.index_name, *(o.index for o in card.beside)), card.beside, strict=False):
             if other.examples.get(side):
                 st.caption(markdown.plain(f"{above_index}. Below: {other.index}"))

@@ -93,7 +93,8 @@ def attribute(
         for another length ``gxi@midpoint``.
     sites : sequence of str, optional
         The sites whose neurons are recorded: ``ffn``, ``attn``, ``q``, ``k``, ``v``, and in some models ``cross``,
-        ``mixer`` and ``router``. Default: ``ffn``, ``attn`` and ``mixer``, or none if the family is unknown.
+        ``mixer`` and ``router``; ``head`` records ``attn``, of whose neurons heads are sums. Default: ``ffn``, ``attn``
+        and ``mixer``, or none if the family is unknown.
     span : (int, int) or str, optional
         The tokens [i, j) of an answer, or a phrase of it. Default: the whole answer.
     position : int, optional

@@ -14,6 +14,7 @@ from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.passes.prompt import Recorded, recorded_positions
+from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.weights.changed_weights import ModelPair
 from icebear.errors import InputError
@@ -266,8 +267,8 @@ def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> 
             f"The method {method!r} scores tokens, not neurons; choose another method, or record no neurons (sites=())."
         )
     for site in sites:
-        model.layers_with(site)
-    return sites
+        model.layers_with(neuron_site(site))
+    return tuple(dict.fromkeys(map(neuron_site, sites)))
 
 
 def _with_objective(row: PromptRequest, number: ObjectiveName | None) -> PromptRequest:

@@ -35,8 +35,9 @@ def effects_on_answer(effects: Effects, relevance: Relevance) -> list[float | No
     return values.tolist()  # type: ignore[no-any-return]
 
 
-def random_effects(patched: Patched, rows: Sequence[Ranked], seed: int = 0) -> list[float]:
-    """Return what `RANDOM_DRAWS` random nodes, each of the layer and token of a ranked one, do to the answer."""
+def random_effects(patched: Patched, rows: Sequence[Ranked], seed: int = 0) -> Effects | None:
+    """Return what `RANDOM_DRAWS` random nodes, each of the layer and token of a ranked one, do to the next token; None
+    if all of them are ranked."""
     generator, taken = random.Random(seed), {(row.neuron, row.position) for row in rows}
     drawn: list[Ranked] = []
     for draw in range(RANDOM_DRAWS):
@@ -47,8 +48,7 @@ def random_effects(patched: Patched, rows: Sequence[Ranked], seed: int = 0) -> l
         ]
         free = [neuron for neuron in others if (neuron, row.position) not in taken]
         drawn += [Ranked(neuron, row.position, None, 0.0) for neuron in free[:1]]
-    effects = effects_on_answer(patched.measure(drawn), patched.relevance) if drawn else []
-    return [effect for effect in effects if effect is not None]
+    return patched.measure(drawn) if drawn else None
 
 
 def objective_text(target: TokenScore | None, contrast: TokenScore | None) -> str:

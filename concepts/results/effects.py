@@ -36,6 +36,8 @@ ROWS_PER_PASS = 64
 """The largest number of rows of one pass."""
 LOGITS = 2**26
 """The largest number of logits of one pass, in the memory of 256 MB."""
+VALUES = 2**26
+"""The largest number of activations of a counterfactual that are read only for a control, in the memory of 256 MB."""
 PASS = 20
 """A pass costs about as much as this many tokens more."""
 
@@ -66,6 +68,9 @@ class Effects(SavedResult, Tabled):
     """What nodes are set to: their value in the counterfactual prompt, or their mean on the calibration texts."""
     phrase: Tensor | None
     """(N,) effect on the log-probability of the explained phrase, in nats; None if one token is explained."""
+    log_probability: Tensor | None
+    """(N,) effect on the log-probability of the explained token, phrase or label, in nats; None for a model that
+    predicts a number."""
     made_with: dict[str, Any]
 
     def words(self, row: int, k: int = 4) -> tuple[list[str], list[str]]:
@@ -83,6 +88,7 @@ class Effects(SavedResult, Tabled):
             "matrix": self.matrix.tolist(),
             "means": self.means.tolist(),
             "phrase": None if self.phrase is None else self.phrase.tolist(),
+            "log_probability": None if self.log_probability is None else self.log_probability.tolist(),
         }
 
     def to_frame(self) -> pandas.DataFrame:
@@ -146,7 +152,7 @@ class Patched:
 
     def measure(self, rows: Sequence[Ranked]) -> Effects:
         """Measure the effects of nodes, one at a time."""
-        matrix, means, phrase = self.effects([[node] for node in rows])
+        matrix, means, answer = self.effects([[node] for node in rows])
         return Effects(
             tuple(rows),
             tuple(self.token_ids),
@@ -154,24 +160,25 @@ class Patched:
             matrix,
             means,
             "counterfactual" if self.relevance.counterfactual else "average",
-            phrase,
+            answer if len(self.objective.positions[0]) > 1 else None,
+            None if answer.isnan().any() else answer,
             self.model.made_with,
         )
 
-    def effects(self, sets: Sequence[Sequence[Ranked]]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def effects(self, sets: Sequence[Sequence[Ranked]]) -> tuple[Tensor, Tensor, Tensor]:
         """Return (N, W) the centred effects of setting all nodes of each set, the means (N,), and (N,) the effects on
-        the phrase."""
+        the log-probability of the answer, NaN for a model that predicts a number."""
         nodes: list[list[Node]] = [[], *([self.node(row) for row in rows] for rows in sets)]
         rows: dict[int, Tensor] = {}
-        phrases = torch.zeros(len(nodes))
+        answers = torch.zeros(len(nodes))
         for chosen, start in self._chunks(nodes):  # the prompt itself comes first
-            logits, phrases[chosen] = self._pass([nodes[index] for index in chosen], start)
+            logits, answers[chosen] = self._pass([nodes[index] for index in chosen], start)
             self._prompt_logits = logits[0] if self._prompt_logits is None else self._prompt_logits
             rows |= zip(chosen, logits[:, self.token_ids], strict=True)
         ordered = torch.stack([rows[index] for index in range(len(nodes))])
-        effects, phrase = ordered[0] - ordered[1:], phrases[0] - phrases[1:]
+        effects = ordered[0] - ordered[1:]
         means = effects.mean(1) if effects.shape[1] > 1 else torch.zeros(len(effects))
-        return effects - means[:, None], means, phrase if len(self.objective.positions[0]) > 1 else None
+        return effects - means[:, None], means, answers[0] - answers[1:]
 
     def node(self, row: Ranked) -> Node:
         """Return a node with its counterfactual value. Raises `InputError` if it was not recorded."""
@@ -193,6 +200,14 @@ class Patched:
         else:
             value = self._unrecorded[site][neuron.layer, row.position, columns]
         return Node(neuron, row.position, value)
+
+    @property
+    def reads_others(self) -> bool:
+        """Whether the values of any nodes can be read in little memory: not those in a base model, nor in a
+        counterfactual that is long."""
+        compared, model = self.relevance.counterfactual, self.model
+        values = len(self.relevance.tokens) * model.layers * sum(map(model.width, model.sites))
+        return not compared or (compared.model is None and values <= VALUES)
 
     @cached_property
     def _unrecorded(self) -> dict[str, Tensor]:
@@ -238,12 +253,11 @@ class Patched:
             else:
                 logits = model.logits(self.objective.rows([0] * len(rows)).batch, positions)
         logits = logits.float().cpu()  # (N, P, V)
-        phrase = torch.zeros(len(rows))
-        if len(positions) > 1:
-            columns = [positions.index(position) for position in self.objective.positions[0]]
-            targets = torch.tensor(self.objective.targets[0]).expand(len(rows), -1)[..., None]
-            phrase = logits[:, columns].log_softmax(-1).gather(-1, targets).sum((1, 2))
-        return logits[:, 0], phrase
+        columns = [positions.index(position) for position in self.objective.positions[0]]
+        targets = torch.tensor(self.objective.targets[0]).expand(len(rows), -1)[..., None]
+        logs = model.task.log_probabilities(model, logits[:, columns])
+        answer = torch.full((len(rows),), torch.nan) if logs is None else logs.gather(-1, targets).sum((1, 2))
+        return logits[:, 0], answer
 
     @contextmanager
     def _set(self, rows: Sequence[Sequence[Node]], start: int) -> Iterator[None]:

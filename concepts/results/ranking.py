@@ -89,11 +89,19 @@ class NeuronScores:
         return sum(part.unmoved(site).nbytes for part in parts for site in part)
 
     def of(self, site: str) -> Tensor:
-        """Return (L, P, N) relevance of the neurons of a site. Raises `InputError` if it was not recorded."""
+        """Return (L, P, N) relevance of the neurons of a site, or of heads. Raises `InputError` if it was not
+        recorded."""
+        if site == "head":
+            return self.heads()
         self.check_site(site)
         return self.relevance[site]
 
     def check_site(self, site: str) -> None:
+        if site == "head" and "attn" in self.relevance:
+            raise InputError(
+                "A head has no single activation: take those of its components, "
+                "activation('attn').unflatten(-1, (model.heads, -1)), or its relevance, heads()."
+            )
         if not isinstance(site, str) or site not in self.relevance:
             have = ", ".join(self.relevance) or "none"
             one_of(site, "site", SITES_AND_HEADS)

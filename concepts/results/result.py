@@ -18,6 +18,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens
 from icebear.concepts.passes.run import Conservation
+from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.effects import Effects, Patched
 from icebear.concepts.results.ranking import By, NeuronScores, Position, Ranking
 from icebear.concepts.weights.changed_weights import ModelPair
@@ -212,7 +213,8 @@ class Relevance(SavedResult, Tabled):
         return tuple(self.neurons.relevance)
 
     def of(self, site: str) -> Tensor:
-        """Return (L, P, N) relevance of the neurons of a site. Raises `InputError` if it was not recorded."""
+        """Return (L, P, N) relevance of the neurons of a site, or of heads. Raises `InputError` if it was not
+        recorded."""
         return self.neurons.of(site)
 
     def activation(self, site: str) -> Tensor:
@@ -233,7 +235,7 @@ class Relevance(SavedResult, Tabled):
     def layers(self, site: str = "ffn") -> Tensor:
         """Return (L, P) relevance summed over the neurons of a site; (L, T) with ``keep="top"``."""
         values, largest = self.of(site), self.neurons.largest
-        return largest.layers[site] if largest else values.sum(-1)
+        return largest.layers[neuron_site(site)] if largest else values.sum(-1)
 
     def heads(self) -> Tensor:
         """Return (L, P, H) relevance of the outputs of the attention heads; (L, T, H) with ``keep="top"``."""

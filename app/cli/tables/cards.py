@@ -101,12 +101,14 @@ def card_report(card: icebear.Card, store: Sequence[str] = ()) -> Group:
         effects = card.writes[polarity].places if polarity in card.writes else ()
         value = ">norm" if card.is_head else ">activation"
         heading = f"sentence ({card.index_name})" if card.beside else "sentence"
-        parts.append(_examples_table(value, heading, examples, effects, card.is_head))
+        absence = card.absence(polarity)
+        shown = Text(absence, "dim") if absence else _examples_table(value, heading, examples, effects, card.is_head)
+        parts.append(shown)
         for other in card.beside:
             if rows := other.examples.get(polarity):
                 parts.append(_examples_table(value, f"sentence ({other.index})", rows, of_head=card.is_head))
     parts += [Text(f"Try: {card.swap}", "dim")] if card.swap else []
-    if card.examples.keys() - card.meanings.keys():
+    if any(not card.absence(polarity) for polarity in card.examples.keys() - card.meanings.keys()):
         command = ["icebear", "label", str(card.neuron), "--auto", *store, *model_option(card.made_with)]
         parts.append(Text(f"Label it: {shlex.join(command)}", "dim"))
     return Group(*parts)

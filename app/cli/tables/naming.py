@@ -64,7 +64,8 @@ def renamed(shown: Any, write: Callable[[str], str]) -> Any:
     if isinstance(shown, Table):
         shown.title, shown.caption = renamed(shown.title, write), renamed(shown.caption, write)
         for column in shown.columns:
-            column._cells = renamed(column._cells, write)
+            before, column._cells = [*column._cells], renamed(column._cells, write)
+            column.no_wrap = column.no_wrap or column._cells != before  # a name in two lines cannot be copied
     return shown
 
 

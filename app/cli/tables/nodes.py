@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Group
@@ -14,6 +15,7 @@ from icebear.app.cli.tables.grid import grid
 from icebear.concepts.circuits.drawing import edges_text, summary, top_sources
 from icebear.concepts.results.effect_words import effect_text
 from icebear.explanation.sentences import empty_shares, hardly_differs
+from icebear.render import quoted
 
 if TYPE_CHECKING:
     import icebear
@@ -29,17 +31,33 @@ def nodes_table(explanation: icebear.Explanation, title: str = "", words: Words 
     """The nodes with the words that they raise and lower in this prompt, or that they promote on the direct path."""
     compared = explanation.relevance.counterfactual
     measured = words == "effects" and explanation.effects is not None
+    has_control = bool(explanation.random_log_probabilities)
     rows = []
     for node in explanation.nodes:
         row = node.ranked
         activation = "" if row.neuron.site == "head" else f"{row.activation:+.3f}"
         other = ["" if row.counterfactual is None else f"{row.counterfactual:+.3f}"] if compared else []
         shown = [", ".join(node.raises[:3]), ", ".join(node.lowers[:3])] if measured else [node.words]
-        rows.append([str(row.neuron), repr(node.token), activation, *other, f"{row.relevance:+.3f}", *shown])
+        change = "" if node.log_probability is None else f"{node.log_probability:+z.3f}"
+        numbers = [activation, *other, f"{row.relevance:+.3f}", *([change] if has_control else [])]
+        rows.append([str(row.neuron), repr(node.token), *numbers, *shown])
     counterfactual = [">base model" if compared.model else ">counterfactual"] if compared else []
     shown = ["raises", "lowers"] if measured else ["promotes"]
-    names = ("neuron", "token", ">activation", *counterfactual, ">relevance", *shown)
-    return grid(*names, rows=rows, title=title or _nodes_title(explanation))
+    log_probability = [">log p"] if has_control else []
+    names = ("neuron", "token", ">activation", *counterfactual, ">relevance", *log_probability, *shown)
+    caption = log_probability_caption(explanation) if has_control else ""
+    return grid(*names, rows=rows, title=title or _nodes_title(explanation), caption=caption)
+
+
+def log_probability_caption(explanation: icebear.Explanation) -> str:
+    """Say what the log-probabilities of a table of nodes are, with those of random nodes."""
+    sizes = sorted(map(abs, explanation.random_log_probabilities))
+    set_to = "counterfactual value" if explanation.relevance.counterfactual else "mean on the calibration texts"
+    return (
+        f"log p: log-probability of {quoted(explanation.relevance.target_text)} minus that with the neuron set to its "
+        f"{set_to}, in nats. {len(sizes)} random neurons of the same layers and tokens: median size "
+        f"{median(sizes):.3f}, largest {sizes[-1]:.3f}."
+    )
 
 
 TITLES = {

@@ -10,12 +10,13 @@ from pathlib import Path
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, Verbs, record, verb
+from icebear.app.cli.options import ModelOptions, Verbs, argument, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import store_or_shipped
 from icebear.errors import InputError
 from icebear.paths import read_text, write_file
+from icebear.records import Neuron
 
 
 @click.group(cls=Verbs)
@@ -30,6 +31,7 @@ def export() -> None:
 
 @record
 class Neuronpedia:
+    neurons: tuple[str, ...] = argument(nargs=-1)
     out: str
     store: str
     json: bool
@@ -38,7 +40,7 @@ class Neuronpedia:
 
 @verb(Neuronpedia, export)
 def neuronpedia(options: Neuronpedia) -> None:
-    """Write dashboards of all neurons of an index, for Neuronpedia's upload.
+    """Write dashboards of NEURONS, or of all neurons of an index, for Neuronpedia's upload.
 
     A source is a layer at a polarity, such as 29-ffn-plus. Each file has at most 128 neurons of a source: density,
     logits, labels with their scores, and the maximally activating sentences. Of a sentence the index has the largest
@@ -47,12 +49,19 @@ def neuronpedia(options: Neuronpedia) -> None:
 
     Example:
       icebear export neuronpedia --store wiki.db --out dashboards
+      icebear export neuronpedia L29.ffn.860 L21.ffn.780 --out two
     """
-    from icebear.actmax.neuronpedia import export_dashboards
+    from icebear.actmax.neuronpedia import estimated_size, export_dashboards, neurons_of
 
+    named = [Neuron.parse(name) for name in options.neurons] or None
     path = store_or_shipped(options.store, options.model.load, options.model.model)
-    with icebear.open_store(path) as store, bar("neurons") as move:
-        counts, made_with = export_dashboards(store, options.out, move), store.made_with()
+    with icebear.open_store(path) as store:
+        neurons = neurons_of(store, named)
+        size = estimated_size(store, neurons)
+        about = f"{size / 1e6:,.0f} MB" if size > 1e6 else f"{size / 1e3:,.0f} kB"
+        click.echo(f"Writing dashboards of {len(neurons):,} neurons, about {about}", err=True)
+        with bar("neurons") as move:
+            counts, made_with = export_dashboards(store, options.out, move, named), store.made_with()
     numbers = ", ".join(f"{count:,} {what}" for what, count in counts.items())
     show(options.json, {**made_with, "folder": options.out, "counts": counts}, f"Wrote {options.out}: {numbers}")
 

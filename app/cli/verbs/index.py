@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import icebear
 from icebear.app.cli.options import Choice, ModelOptions, argument, excluded, named, option, record, verb
 from icebear.app.cli.output import show
-from icebear.app.cli.progress import annotating, bar, indexing, merging
+from icebear.app.cli.progress import annotating, bar, indexing, merging, waiting
 from icebear.app.cli.stores import named_or_folder_store, neurons_named, store_or_shipped
 from icebear.errors import InputError, StoreError, need
+from icebear.models.loading.presets import model_option
 from icebear.paths import local
 from icebear.records import LENSES
+
+if TYPE_CHECKING:
+    from icebear.actmax.neuronpedia_import import Dashboards
+    from icebear.records import Meaning
 
 WIKI = "wiki-summaries"
 OF_OTHER_CORPORA = (
@@ -53,8 +60,8 @@ class Options:
     )
     status: bool = option("Scan nothing; show what the index has, and how far its scan is.")
     from_neuronpedia: str | None = option(
-        "Read dashboards of Neuronpedia's upload from this folder. Their texts are the corpus of a new --store, and "
-        "their labels are scored; a --store of other texts gets the labels only.",
+        "Read dashboards of Neuronpedia's upload or export (JSON, JSONL) from this folder. Their texts are the corpus "
+        "of a new --store, and their labels are scored; a --store of other texts gets the labels only.",
         type="folder",
         advanced=True,
     )
@@ -139,18 +146,20 @@ def index(options: Options) -> None:
 
 def _from_neuronpedia(options: Options) -> None:
     """Index the texts of dashboards, unless the store is of other texts, and score their labels."""
-    from icebear.actmax.neuronpedia_import import Dashboards, is_of, score_labels
+    from icebear.actmax.neuronpedia_import import Dashboards, is_of
     from icebear.app.cli.tables.cards import labels_table
 
     model = options.model.load()
-    dashboards, how = Dashboards.of(model, str(options.from_neuronpedia)), {"k": options.k, "sites": options.site}
+    dashboards = Dashboards.of(model, str(options.from_neuronpedia))
+    sites = options.site if named("site") else sorted({neuron.site for neuron, _ in dashboards.sides})
     lines: list[str] = []
     document: dict[str, Any] = {"folder": options.from_neuronpedia, "store": options.store}
     with icebear.open_store(options.store, create=True) as store:
         is_theirs = not store.facts.all() or is_of(store, dashboards)
     if is_theirs:
         encoder = _encoder(options.encoder) if options.encoder != "none" else None
-        counts = indexing(model, dashboards.corpus(), options.store, encoder, max_tokens=options.max_tokens, **how)
+        how: dict[str, Any] = {"k": options.k, "sites": sites, "max_tokens": options.max_tokens}
+        counts = indexing(model, dashboards.corpus(), options.store, encoder, **how)
         document["counts"] = counts
         lines.append(f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}")
     with icebear.open_store(options.store) as store:
@@ -159,15 +168,47 @@ def _from_neuronpedia(options: Options) -> None:
             document["activations"] = agreement._asdict()
             lines.append(str(agreement))
         try:
-            with bar("sentences") as move:
-                meanings = score_labels(model, store, dashboards, move)
+            meanings, note = _scored(model, store, dashboards)
         except StoreError as error:
             meanings, document["not_scored"] = [], str(error)
-            lines.append(f"The labels are not scored, and not shown: {error}")
+            lines.append(f"The labels are not scored, and not shown: {error}{_other_texts(options) * is_theirs}")
+        else:
+            lines += [note] if note else []
         document |= {**store.made_with(), "meanings": [meaning.to_dict() for meaning in meanings]}
     passed = sum(meaning.significant for meaning in meanings)
     table = [labels_table(meanings, f"{passed} of {len(meanings)} labels of the dashboards pass")] if meanings else []
     show(options.json, document, *lines, *table)
+
+
+def _scored(model: icebear.Model, store: icebear.Store, dashboards: Dashboards) -> tuple[list[Meaning], str]:
+    """Score the labels of dashboards on the sentences of their index or, if these are too few, of the index that comes
+    with icebear. Return the labels, and a note if it is the other one. Raises `StoreError` if there is none."""
+    from icebear.actmax.neuronpedia_import import score_labels
+    from icebear.actmax.shipped.index_choice import store_name
+
+    try:
+        with bar("sentences") as move:
+            return score_labels(model, store, dashboards, move), ""
+    except StoreError as error:
+        reason = error
+    with ExitStack() as stack:
+        try:
+            with waiting(f"Preparing the index of {model.name} that comes with icebear"):
+                sentences = stack.enter_context(icebear.shipped_store(model))
+        except StoreError:
+            raise reason from None
+        with bar("sentences") as move:
+            meanings = score_labels(model, store, dashboards, move, sentences)
+        note = f"{store.path} cannot score labels, so they are scored on {store_name(sentences)}."
+    return meanings, note
+
+
+def _other_texts(options: Options) -> str:
+    """Say how to score the labels on other texts, which are indexed first."""
+    loading, folder = model_option({"model": {"name": options.model.model}}), str(options.from_neuronpedia)
+    texts = ["icebear", "index", "--store", "texts.db", "--limit", "1000", *loading]
+    labels = ["icebear", "index", "--from-neuronpedia", folder, "--store", "texts.db", *loading]
+    return f" Score them on other texts: {shlex.join(texts)}; then {shlex.join(labels)}"
 
 
 def _documents(options: Options) -> icebear.Corpus:

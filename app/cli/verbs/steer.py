@@ -19,7 +19,8 @@ class Options:
     prompt: PromptOptions
     edit: tuple[str, ...] = option(
         "Edit of a neuron: L29.ffn.860=-20 sets the activation, L29.ffn.860*0 multiplies it, L29.ffn.860+5 adds to it. "
-        "L29.ffn.860=-20@last edits only at the last token. Give --edit several times for several edits.",
+        "L29.ffn.860=-20@last edits only at the last token. 'L23.head.4<-\"The capital of Italy is\"@last' (a swap) "
+        "gives a neuron or head its value after another prompt. Give --edit several times for several edits.",
         multiple=True,
     )
     recipe: str | None = option("Recipe (file of saved edits) to apply.", type="file")
@@ -38,6 +39,7 @@ def steer(options: Options) -> None:
 
     Example:
       icebear steer "My friend lost" --edit "L21.ffn.780+5" --max-new-tokens 12
+      icebear steer "The capital of France is" --edit 'L23.head.4<-"The capital of Japan is"@last'
     """
     from rich.text import Text
 
