@@ -26,11 +26,13 @@ from icebear.errors import InputError, UnknownName
 from icebear.values import one_of
 
 ABOUT = """icebear finds the neurons that a language model uses for a prediction, shows what they mean, and steers them.
-Begin with predict; use attribute and rank to find out why, best with counterfactual (a prompt of as many tokens whose
-answer differs), then neuron for the meaning, and steer or flip to test causes. Relevance and similarity are no causes.
-Each causal answer has a control: the same done to others, at random. If beyond_chance is false, or others leave as
-little, the claim is not supported: say so; if it is null, there were too few others to decide. If you try many neurons,
-one passes by chance: say how many you tried. The side effects of edits are changes in unrelated texts."""
+Begin with explain: it chooses a counterfactual (a prompt of as many tokens whose answer differs) if you give none, and
+shows which heads and neurons compute the answer. Then use neuron for what a neuron means, and steer or flip to test
+causes. circuit shows how heads and neurons affect each other; sources and what_if measure which text an answer depends
+on; attribute and rank list tokens and neurons by relevance. Relevance and similarity are no causes. Each causal answer
+has a control: the same done to others, at random. If beyond_chance is false, or others leave as little, the claim is
+not supported: say so; if it is null, there were too few others to decide. If you try many neurons, one passes by
+chance: say how many you tried. The side effects of edits are changes in unrelated texts."""
 PLANNED = """Before any other call, call plan with the question and all calls that you mean to make; the user approves
 it in a file. Calls that are not in the plan run too, and the ledger names them as departures: say why you made them."""
 READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
