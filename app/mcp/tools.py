@@ -475,8 +475,9 @@ class Tools:
         chat: IsChat = False,
         max_neurons: Annotated[int, Field(ge=1, le=50)] = 10,
     ) -> Answer:
-        """Find a small set of neuron edits that makes another token (or phrase) come next, and its side effects. The
-        control sets random neurons of the same layers to the same values, twenty times. It takes up to a minute."""
+        """Find a small set of edits that makes another token (or phrase) come next, and measure its side effects. With
+        `source`, heads are swapped if that suffices; else FFN neurons are set. The control makes the same edits to
+        random other heads or neurons, twenty times. It takes up to a minute."""
         model, read, steps = self.session.model, _read(prompt, chat), max_neurons + STEPS
         report = reporting(ctx, 0, steps)
         with self.session.store() as store:
