@@ -30,8 +30,15 @@ WORD_WAYS = "--span for another word, --next-token for the first token"
 
 
 @record
+class _Attribution(AttributionOptions):
+    target: str | None = option(
+        "Token or label to explain; default: the most probable one, or for a PROMPT alone the most probable content word."
+    )
+
+
+@record
 class Options:
-    attribution: AttributionOptions
+    attribution: _Attribution
     site: str | None = option(show_default="ffn")
     position: Any
     top: int = option("Number of neurons to rank; a screen of stages shows none.", default=10, type="count")
