@@ -43,6 +43,7 @@ from icebear.errors import InputError, known_error, need
 from icebear.explanation.explanation import (
     ExplainedNode,
     Explanation,
+    ablation_sizes,
     explain_relevance,
     silencing_control,
     with_changes,
@@ -80,8 +81,6 @@ TOP_ROWS = 8
 """Rows of a list in an answer; its handle has all."""
 RANKED = 200
 """Rows behind the handle of a ranking."""
-LISTS = (100, 1000)
-"""Numbers of (neuron, token) pairs that are ablated as well."""
 
 
 def short(value: Any) -> Any:
@@ -291,7 +290,7 @@ class Tools:
         sites = ("attn",) if site == "head" else (site,)
         other = other_prompt(read, counterfactual)
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=sites)
-        sizes = sorted({k, *LISTS}) if counterfactual else []
+        sizes = ablation_sizes(site, k) if counterfactual else []
         with self.session.store() as store:
             ranking = Ranking(RANKED, site)
             explanation = Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
