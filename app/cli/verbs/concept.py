@@ -41,7 +41,7 @@ class Find:
     claim: str | None
     site: str = option("Sites of the neurons, separated by commas: ffn, attn, q, k, v, ...", "ffn,attn")
     save: str | None
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     json: bool
     seed: int
     model: ModelOptions
@@ -91,7 +91,7 @@ def find(options: Find) -> None:
 
 @record
 class List:
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     json: bool
 
 
@@ -144,7 +144,7 @@ class Measure:
     text: str | None = argument(required=False)
     texts: str | None = option("File of texts to measure instead of TEXT, one per line.", type="file")
     html: str | None
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     json: bool
     model: ModelOptions
 
@@ -182,7 +182,7 @@ class Steer:
     temperature: float
     save: str | None
     json: bool
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     where: str = option("Tokens to edit: all, prompt, last, answer, ... (docs/steer.md)", "all", advanced=True)
     seed: int
     model: ModelOptions
@@ -239,7 +239,7 @@ class Watch:
     )
     claim: str | None
     save: str | None
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     json: bool
     model: ModelOptions
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, named, option, record, verb
+from icebear.app.cli.options import (
+    STORE_IF_ANY,
+    AttributionOptions,
+    ModelOptions,
+    exactly_one,
+    named,
+    option,
+    record,
+    verb,
+)
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
@@ -55,7 +64,7 @@ class Options:
         "context, the question and the answer's earlier words.",
         advanced=True,
     )
-    store: str
+    store: str = option(show_default=STORE_IF_ANY)
     html: str | None
     json: bool
     names: Naming

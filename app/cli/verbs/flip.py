@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, PromptOptions, lines, option, record, verb
+from icebear.app.cli.options import STORE_IF_ANY, ModelOptions, PromptOptions, lines, option, record, verb
 from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
@@ -27,7 +27,7 @@ class Options:
     )
     max_neurons: int
     save: str | None
-    store: str
+    store: str = option(show_default=STORE_IF_ANY)
     json: bool
     names: Naming
     top_k: int | None = option(

@@ -7,7 +7,16 @@ from typing import Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
+from icebear.app.cli.options import (
+    STORE_IF_ANY,
+    AttributionOptions,
+    ModelOptions,
+    exactly_one,
+    option,
+    record,
+    recorded,
+    verb,
+)
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import waiting
 from icebear.app.cli.stores import store_if_any
@@ -22,7 +31,7 @@ class Options:
     position: Any
     top: int
     ablate: bool
-    store: str
+    store: str = option(show_default=STORE_IF_ANY)
     html: str | None
     json: bool
     names: Naming

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, PromptOptions, option, record, verb
+from icebear.app.cli.options import STORE_IF_ANY, ModelOptions, PromptOptions, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import waiting
 from icebear.app.cli.stores import store_if_any
@@ -26,7 +26,7 @@ class Options:
     max_new_tokens: int
     temperature: float
     seed: int
-    store: str
+    store: str = option(show_default=STORE_IF_ANY)
     json: bool
     model: ModelOptions
 
