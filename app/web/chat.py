@@ -13,7 +13,7 @@ import streamlit as st
 from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
-from icebear.app.web import chat_measured, chat_monitors, chat_sources
+from icebear.app.web import chat_breakdown, chat_clicks, chat_monitors, chat_sources
 from icebear.app.web.shared import jobs, links, markdown, pictures, words
 from icebear.app.web.steering import edit_neurons
 from icebear.edits import parse_edits
@@ -62,7 +62,7 @@ def show() -> None:
     answering = st.session_state.pop("answering", False) and chat.messages[-1]["role"] != "assistant"
     turn, span = _selected(chat)
     left, right = st.columns([3, 2], gap="large")
-    beside = chat_measured if chat_sources.selects_sentences() else chat_sources
+    beside = chat_sources if chat_clicks.selects_sentences() else chat_breakdown
     colors = beside.colors(chat, turn, span) if span and not answering else None
     with left:
         _messages(chat, turn, span, colors or [()] * len(chat.messages), live=not answering)
@@ -80,16 +80,16 @@ def show() -> None:
     with right.container(key="beside"):
         st.html(STICKY)
         if span is None:
-            chat_sources.choose_clicks()
-            st.caption(SENTENCE_HINT if chat_sources.selects_sentences() else HINT)
+            chat_clicks.choose()
+            st.caption(SENTENCE_HINT if chat_clicks.selects_sentences() else HINT)
             return
-        sources = beside.show(chat, turn, span)
+        breakdown = beside.show(chat, turn, span)
     if colors is None:
         st.rerun()  # to color the conversation
-    if sources is None:
+    if breakdown is None:
         return
     with st.container():
-        chat_sources.details(chat, turn, span, sources)
+        chat_breakdown.details(chat, turn, span, breakdown)
 
 
 # --- the conversation -----------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def _tools(chat: Chat) -> dict[str, Any]:
 
 
 def _messages(
-    chat: Chat, turn: int, span: tuple[int, int] | None, colors: Sequence[chat_sources.Colored], live: bool
+    chat: Chat, turn: int, span: tuple[int, int] | None, colors: Sequence[words.Colored], live: bool
 ) -> None:
     """Show the last messages. colors: of each. live: with words to click on."""
     # At half of the color any text has a contrast of 4.5.
@@ -231,7 +231,7 @@ def _message(
     content, answers = message["content"], message["role"] == "assistant"
     if not isinstance(content, str):
         st.html(TEXT.format(json.dumps(content, ensure_ascii=False)))
-    elif not live or not (answers or chat_sources.selects_alternative() or chat_sources.selects_sentences()):
+    elif not live or not (answers or chat_clicks.selects_alternative() or chat_clicks.selects_sentences()):
         tokens = (TOKEN.format(f"{value:+.2f}", style(share), piece) for piece, value, share in colored)
         st.html(TEXT.format(Markup().join(tokens) if colored else content))
     elif answers:
@@ -241,7 +241,7 @@ def _message(
             st.error(markdown.message(error))
             return
         words.draw(words.words_of(pieces), _marked(chat, turn, span), f"turn {turn}", partial(_select, turn), colored)
-    elif chat_sources.selects_sentences():
+    elif chat_clicks.selects_sentences():
         parts = words.words_of(words.split(content))
         words.draw(parts, _marked(chat, turn, span), f"turn {turn}", partial(_select, turn), colored)
     else:
@@ -250,7 +250,7 @@ def _message(
 
 def _marked(chat: Chat, turn: int, span: tuple[int, int] | None) -> tuple[int, int] | None:
     """Return the selected pieces of a message; a sentence is selected as a whole."""
-    return chat_measured.marked(chat, turn, span) if span and chat_sources.selects_sentences() else span
+    return chat_sources.marked(chat, turn, span) if span and chat_clicks.selects_sentences() else span
 
 
 def _answer(slot: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
@@ -300,7 +300,7 @@ def _selected(chat: Chat) -> tuple[int, tuple[int, int] | None]:
 
 
 def _select(turn: int, start: int, stop: int, text: str) -> None:
-    if chat_sources.selects_alternative():
+    if chat_clicks.selects_alternative():
         _select_alternative(start, stop, text)
         return
     links.to_url(turn=str(turn), span=f"{start}-{stop}")
@@ -309,7 +309,7 @@ def _select(turn: int, start: int, stop: int, text: str) -> None:
 
 def _select_alternative(start: int, stop: int, text: str) -> None:
     st.session_state["rather"] = text.strip()
-    st.session_state["clicks"] = chat_sources.WORD
+    st.session_state["clicks"] = chat_clicks.WORD
 
 
 def _unselect() -> None:
