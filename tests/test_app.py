@@ -299,17 +299,17 @@ def test_work_that_no_page_shows_ends_and_starts_anew():
 
     cached = functools.cache(start)
     cached.clear = cached.cache_clear
-    job = jobs.current(cached)
+    job = jobs.cached_job(cached)
     for visitor in ("one", "two"):
         job.enter(visitor)
     job.abandon("one")
     assert not job.stopped
     assert not job.left
-    assert jobs.current(cached) is job
+    assert jobs.cached_job(cached) is job
     job.abandon("two")
     assert job.stopped
     assert not job.left  # nobody is told, since nobody looks
-    assert jobs.current(cached) is begun[1] is not job
+    assert jobs.cached_job(cached) is begun[1] is not job
     done.set()
     job.join(10)
     assert isinstance(job.error, IcebearError)

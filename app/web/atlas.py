@@ -37,7 +37,7 @@ picture = st.components.v2.component(
 
 
 def show() -> None:
-    if header.no_store_yet("A map of neurons needs"):
+    if header.asked_for_index("A map of neurons needs"):
         return
     with served.store() as opened:
         drawing = _drawing(str(opened.path), opened.changed(), _saved_at(opened))
@@ -140,7 +140,7 @@ def _of_neighbors(opened: Store, slot: Any) -> list[str]:
 def _of_prompt(opened: Store, slot: Any) -> list[str]:
     """Return the most relevant sides of the question that the views share, of the sites of the map."""
     prompt, counterfactual, slots = question.prompts()
-    if not question.live().is_short(prompt):
+    if question.live().offered_to_shorten(prompt):
         return []
     known = question.answers(prompt, counterfactual)
     answers = question.target(slots[0], known), question.contrast(slots[1], known)

@@ -47,7 +47,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     text, answer = _answer(chat, turn)
     with account:
         request = (served.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
-        breakdown = jobs.awaited(_breakdown_of, *request, stops=True)
+        breakdown = jobs.wait_for_cached(_breakdown_of, *request, stops=True)
         st.markdown(f"## Why {markdown.target_label(breakdown.relevance)}?")
         st.markdown(sentence(breakdown))
         st.html(bars(parts(breakdown)))
@@ -87,7 +87,7 @@ def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[words.Colored] 
     except InputError:  # of a broken link, which `show` says
         return None
     contrast = (st.session_state.get("rather") or "").strip() or None
-    breakdown = jobs.current(_breakdown_of, served.model_name(), text, turn, answer.token_range(span), contrast).result
+    breakdown = jobs.cached_job(_breakdown_of, served.model_name(), text, turn, answer.token_range(span), contrast).result
     if breakdown is None:
         return None
     prompt, values = breakdown.relevance.prompt, breakdown.relevance.tokens.tolist()

@@ -94,14 +94,14 @@ def _job(chat: Chat, turn: int, span: tuple[int, int]) -> Job:
     start, stop = marked(chat, turn, span)
     if chat.messages[turn]["role"] == "assistant":
         text = chat.of(chat.messages[: turn + 1]).to_json(None)
-        return jobs.current(_sources, served.model_name(), text, turn, (start, stop))
+        return jobs.cached_job(_sources, served.model_name(), text, turn, (start, stop))
     last, _ = _last_answer(chat)
     if last < turn:
         raise InputError("There is no answer after this message; ask for one.")
     pieces = _pieces(chat, turn)
     at = len("".join(pieces[:start])) + len(pieces[start]) - len(pieces[start].lstrip())
     text = chat.of(chat.messages[: last + 1]).to_json(None)
-    return jobs.current(_effect, served.model_name(), text, last, turn, at)
+    return jobs.cached_job(_effect, served.model_name(), text, last, turn, at)
 
 
 def _last_answer(chat: Chat) -> tuple[int, Answer]:
@@ -131,7 +131,7 @@ def _effect(name: str, chat: str, turn: int, message: int, at: int) -> Job:
 
 
 def _from(chat: Chat, turn: int, span: tuple[int, int]) -> None:
-    measured: Sources = jobs.waited(_job(chat, turn, span), stops=True)
+    measured: Sources = jobs.wait_for(_job(chat, turn, span), stops=True)
     [sentence] = measured.sentences
     st.markdown(f"## Where does {_quoted(sentence.text)} come from?")
     st.markdown(f"**{markdown.plain(finding(sentence, measured.units))}**")
@@ -160,7 +160,7 @@ def _rows(sentence: SourcedSentence) -> list[Bar]:
 
 
 def _did(chat: Chat, turn: int, span: tuple[int, int]) -> None:
-    effect: SourceEffect = jobs.waited(_job(chat, turn, span), stops=True)
+    effect: SourceEffect = jobs.wait_for(_job(chat, turn, span), stops=True)
     st.markdown(f"## What did {_quoted(effect.text)} do to the answer?")
     hit = [part for part in effect.sentences if part.is_hit]
     most = min(hit, key=lambda part: part.change, default=None)

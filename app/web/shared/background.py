@@ -96,7 +96,7 @@ def running() -> list[Job]:
 
 def anyone_waits() -> bool:
     """Return whether a person waits, for a page or for a job."""
-    return bool(page_threads) or any(job.is_awaited for job in running())
+    return bool(page_threads) or any(job.has_waiting_visitors for job in running())
 
 
 @atexit.register
@@ -151,7 +151,7 @@ class Job(threading.Thread):
         return self._watch() if self._watch else self._share
 
     @property
-    def is_awaited(self) -> bool:
+    def has_waiting_visitors(self) -> bool:
         """Whether a visitor whose page is open waits for the result."""
         return any(map(_is_open, list(self._waiting)))
 
@@ -171,13 +171,13 @@ class Job(threading.Thread):
         """End the wait of a visitor; the work ends if nobody else waits."""
         self._waiting.discard(visitor)
         self.left.add(visitor)
-        if not self.is_awaited:
+        if not self.has_waiting_visitors:
             self.stop()
 
     def abandon(self, visitor: str) -> None:
         """Count a visitor no more, whose page shows something else; the work ends if nobody else waits."""
         self._waiting.discard(visitor)
-        if self.is_alive() and not self.stopped and not self.is_awaited:
+        if self.is_alive() and not self.stopped and not self.has_waiting_visitors:
             self.abandoned = True
             self.stop()
 
@@ -196,7 +196,7 @@ class Job(threading.Thread):
             left = (now - since) * (1 - self._share) / (self._share - before) if self._share > before else None
             self.doing = doing if left is None else f"{doing}, about {duration(left)} left"
         doing = self.doing
-        while not (self.stopped or self.is_awaited or self._has_a_model()):
+        while not (self.stopped or self.has_waiting_visitors or self._has_a_model()):
             if anyone_waits():
                 busy = time.monotonic()
             elif time.monotonic() - busy > CALM:

@@ -56,7 +56,7 @@ def choose() -> Job | None:
     if prompt is None or state.get("prompt") != prompt or state.get("counterfactual"):
         return None
     job = exchanging(prompt)
-    if job and jobs.is_awaited(job):
+    if job and jobs.works_for_visitor(job):
         return job
     state["typed"] = None
     if job and job.error:
@@ -136,7 +136,7 @@ def exchanging(prompt: str) -> Job | None:
     text = _begun_as(prompt) or prompt
     if not text or isinstance(markdown.read_prompt(text), Chat):
         return None
-    job = jobs.current(_exchanging, served.model_name(), text)
+    job = jobs.cached_job(_exchanging, served.model_name(), text)
     job.join(jobs.QUICK)
     return job
 

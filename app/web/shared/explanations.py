@@ -44,7 +44,7 @@ def explained(
 def _attributed(key: tuple, prompt: PromptLike | Answer, **options: Any) -> Relevance:
     """Call `attribute` in the background, or return the relevance that another visitor's call had by this key."""
     model = jobs.model()
-    make = partial(jobs.computed, "Explaining", lambda _: attribute(model, prompt, **options))
+    make = partial(jobs.run_and_wait, "Explaining", lambda _: attribute(model, prompt, **options))
     return shared().relevance((model, *key), make)
 
 
@@ -75,5 +75,5 @@ def staged(begun: SavedExplanation, relevance: Relevance) -> SavedExplanation:
     known, model = shared().staged, jobs.model()
     if relevance not in known:
         measure = partial(saved_stages, begun, model, relevance)
-        known[relevance] = jobs.computed("Measuring which heads and neurons compute it", lambda job: measure(job.step))
+        known[relevance] = jobs.run_and_wait("Measuring which heads and neurons compute it", lambda job: measure(job.step))
     return known[relevance]

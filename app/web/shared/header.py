@@ -110,8 +110,8 @@ def _watching() -> None:
         st.rerun()
 
 
-def no_store_yet(needs: str) -> bool:
-    """Return whether there is no index to read; then the page says what `needs` it, and asks to build one."""
+def asked_for_index(needs: str) -> bool:
+    """If there is no index to read, say what `needs` it, and ask to build one. Return whether it was asked for."""
     if served.has_store():
         return False
     with st.container(border=True, key="no_index"):

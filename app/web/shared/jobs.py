@@ -50,10 +50,10 @@ def loaded(opened: Store) -> Model | None:
 
 def model() -> Model:
     """Return the model that all visitors share; the page waits until it is loaded."""
-    return waited(loading())
+    return wait_for(loading())
 
 
-def waited(job: Job, stops: bool = False) -> Any:
+def wait_for(job: Job, stops: bool = False) -> Any:
     """Return the job's result. Until then the page shows the progress, and any click ends this run."""
     slot = st.empty()
     if visitor() in job.left and not job.stopped:  # others wait for it
@@ -76,13 +76,13 @@ def waited(job: Job, stops: bool = False) -> Any:
     return job.outcome()
 
 
-def is_done(job: Job) -> bool:
-    """Return whether a job has a result, perhaps the first part of it; until then show its progress with Stop, while
-    the page goes on, or why it has none."""
+def show_until_done(job: Job) -> bool:
+    """Show the progress of a job, with Stop, or why it has no result; the page goes on meanwhile. Return whether there is
+    a result, perhaps the first part of it; then show nothing."""
     if job.result is not None:
         return True
-    if is_awaited(job):
-        watched(job)
+    if works_for_visitor(job):
+        show_progress(job)
     elif job.is_alive() or job.error:
         st.info(markdown.message(job.error or STOPPED))
     else:
@@ -90,18 +90,18 @@ def is_done(job: Job) -> bool:
     return False
 
 
-def is_awaited(job: Job) -> bool:
+def works_for_visitor(job: Job) -> bool:
     """Return whether a job works for this visitor."""
     return job.is_alive() and visitor() not in job.left
 
 
 @st.fragment(run_every=POLL)
-def watched(job: Job, draw: Callable[[Any], None] | None = None) -> None:
+def show_progress(job: Job, draw: Callable[[Any], None] | None = None) -> None:
     """Show what there is of the result, and the progress with Stop; at the end the page is drawn again.
 
     draw: shows a part of the result; without it the page is drawn again as soon as there is one.
     """
-    if not is_awaited(job) or not (draw or job.result is None):
+    if not works_for_visitor(job) or not (draw or job.result is None):
         st.rerun()
     _enter(job)
     if draw:
@@ -152,27 +152,27 @@ def doing(job: Job) -> str:
     return job.doing
 
 
-def current(start: Any, *request: Any) -> Job:
+def cached_job(start: Any, *request: Any) -> Job:
     """Return the job that `start`, a cached function, returns; one that nobody watched to its end starts anew."""
     if start(*request).abandoned:
         start.clear(*request)
     return start(*request)
 
 
-def computed(what: str, make: Callable[[Job], Any]) -> Any:
+def run_and_wait(what: str, make: Callable[[Job], Any]) -> Any:
     """Return the result of `make`, in a thread that Stop, any other click, and leaving the page end."""
     job = Job(what, make)
     try:
-        return waited(job, stops=True)
+        return wait_for(job, stops=True)
     finally:
         job.stop()
 
 
-def awaited(start: Any, *request: Any, stops: bool = False) -> Any:
+def wait_for_cached(start: Any, *request: Any, stops: bool = False) -> Any:
     """Wait for the job that `start`, a cached function, returns. After an error it is started again the next time."""
-    job = current(start, *request)
+    job = cached_job(start, *request)
     try:
-        return waited(job, stops)
+        return wait_for(job, stops)
     finally:
         if job.error:
             start.clear(*request)

@@ -56,7 +56,7 @@ def prompts(label: str = "Compared with (counterfactual prompt)") -> tuple[str, 
     counterfactual = counterfactuals.field(prompt, DEFAULT_EXAMPLE.fields[1] if prompt == PROMPT else "", label)
     if job:
         # No run waits for it: a request of the browser from before the field was filled would empty the field again.
-        jobs.watched(job)
+        jobs.show_progress(job)
         st.stop()
     counterfactuals.show_choice(prompt, counterfactual)
     return prompt, counterfactual, row[1:]

@@ -71,7 +71,7 @@ def _choose() -> None:
         del st.session_state["finding"]
     elif finding:
         try:
-            _take(jobs.waited(finding, stops=True))
+            _take(jobs.wait_for(finding, stops=True))
         finally:
             if not finding.is_alive():
                 del st.session_state["finding"]
@@ -295,7 +295,7 @@ def _steer(concept: Concept) -> None:
     job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
     if job is None or job.abandoned:
         return
-    comparison, recipe = jobs.waited(job, stops=True)
+    comparison, recipe = jobs.wait_for(job, stops=True)
     with st.container(key="steered"):
         outcome = Outcome.of(recipe)
         assert outcome

@@ -80,7 +80,7 @@ def _start(*settings: Any) -> None:
 def _show(job: Job, is_current: bool) -> None:
     """Show the monitor that a job makes, with its rates beside controls."""
     try:
-        result: Monitor = jobs.waited(job, stops=True)
+        result: Monitor = jobs.wait_for(job, stops=True)
     except IcebearError as error:  # such as for a text that found the concept; the rest of the page stays
         st.error(markdown.message(error))
         return

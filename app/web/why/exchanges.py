@@ -44,7 +44,7 @@ def show_word(request: Request, explanation: SavedExplanation) -> None:
     word = "".join(explanation.tokens[start:end]).strip()
     with st.container(border=True, key="word_box"):
         job = counterfactuals.exchanging(request.prompt)
-        if not job or not jobs.is_done(job):
+        if not job or not jobs.show_until_done(job):
             return
         exchanged = counterfactuals.outcome(job)
         if exchanged is None:
@@ -90,7 +90,7 @@ def _typed_word(request: Request, exchanged: WhatIf, span: tuple[int, int]) -> N
 def show_table(request: Request, explanation: SavedExplanation) -> bool:
     """Show on which word the answer hangs, with the exchanges that change it most and their control. Return whether."""
     job = counterfactuals.exchanging(request.prompt)
-    exchanged = counterfactuals.outcome(job) if job and jobs.is_done(job) else None
+    exchanged = counterfactuals.outcome(job) if job and jobs.show_until_done(job) else None
     if exchanged is None:
         return False
     if request.contrast or explanation.target.strip() != exchanged.explained.token_text.strip():

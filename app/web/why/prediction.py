@@ -50,7 +50,7 @@ def show() -> None:
 
 def _explained(prompt: str, counterfactual: str | None, slots: Any) -> None:
     example = gallery.known(prompt, counterfactual)
-    if not example and not live().is_short(prompt):
+    if not example and live().offered_to_shorten(prompt):
         return
     answers = question.answers(prompt, counterfactual)
     target, contrast = question.target(slots[0], answers), question.contrast(slots[1], answers)
