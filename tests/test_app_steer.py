@@ -11,7 +11,7 @@ from conftest import CAMEL, ICE_BEAR
 
 from icebear import Concept, monitor
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import STOPPED
+from icebear.app.web.shared.background_job import STOPPED
 from icebear.app.web.steering import concepts, watch
 from icebear.app.web.steering.flips import differences, started
 from icebear.steering import outcome

@@ -15,7 +15,8 @@ from icebear.actmax.atlas.atlas_page import part
 from icebear.actmax.atlas.saved_map import map_path, save_map, saved_drawing
 from icebear.actmax.searching import search
 from icebear.app.web.shared import header, links, markdown, question, served
-from icebear.app.web.shared.background import Job, shared
+from icebear.app.web.shared.background_job import Job
+from icebear.app.web.shared.all_visitors import server_state
 from icebear.db.search import NO_NEURON, absence, absent, nearest_by_chance
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words
@@ -65,7 +66,7 @@ def _drawing(path: str, changed: int, saved_at: int) -> bytes | None:
 def _offer(opened: Store) -> None:
     """Ask to draw the map, which an index with vectors of sentences has; the progress is on top of every view."""
     key = ("map", opened.path)
-    job = shared().builds.get(key)
+    job = server_state().builds.get(key)
     if job and job.is_alive():
         st.caption("The map is being drawn; the progress is at the top of the page, and the page then updates itself.")
         return
@@ -75,7 +76,7 @@ def _offer(opened: Store) -> None:
         "The map is drawn once, and kept beside the index. Meanwhile you can use the app; the top of the page says how "
         "long it takes."
     )
-    begin = partial(shared().begin, key, "Drawing the map", partial(_draw, opened.path))
+    begin = partial(server_state().begin, key, "Drawing the map", partial(_draw, opened.path))
     st.button("Draw the map", type="primary", key="draw_map", on_click=begin)
 
 

@@ -12,7 +12,7 @@ import streamlit as st
 from icebear.actmax.labels.meanings import label_title
 from icebear.app.web import chat_clicks
 from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables, words
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.shared.explanations import answered, explained_words
 from icebear.concepts.answers.breakdown import SourceBreakdown, SourcePart, part_names, source_breakdown

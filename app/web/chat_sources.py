@@ -9,7 +9,7 @@ import streamlit as st
 
 from icebear.app.web import chat_clicks
 from icebear.app.web.shared import jobs, markdown, served, words
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.shared.explanations import answered
 from icebear.concepts.answers.source_records import NAT, SourcedSentence, SourceEffect

@@ -21,7 +21,7 @@ from icebear.app.web.shared import (
     served,
     tables,
 )
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.concepts.circuits.circuit import circuit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from icebear.app.web.shared import jobs, links, markdown, served
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.explanation.sentences import after_sentence, chosen_sentence, word_sentence
 from icebear.models.text.chat import Chat
 

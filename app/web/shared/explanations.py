@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import shared
+from icebear.app.web.shared.all_visitors import server_state
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.ranking import Ranking
@@ -45,7 +45,7 @@ def _attributed(key: tuple, prompt: PromptLike | Answer, **options: Any) -> Rele
     """Call `attribute` in the background, or return the relevance that another visitor's call had by this key."""
     model = jobs.model()
     make = partial(jobs.run_and_wait, "Explaining", lambda _: attribute(model, prompt, **options))
-    return shared().relevance((model, *key), make)
+    return server_state().relevance((model, *key), make)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -72,7 +72,7 @@ def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
 
 def staged(begun: SavedExplanation, relevance: Relevance) -> SavedExplanation:
     """Return the explanation with its stages, measured once for all visitors."""
-    known, model = shared().staged, jobs.model()
+    known, model = server_state().staged, jobs.model()
     if relevance not in known:
         measure = partial(saved_stages, begun, model, relevance)
         known[relevance] = jobs.run_and_wait("Measuring which heads and neurons compute it", lambda job: measure(job.step))

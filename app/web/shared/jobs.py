@@ -1,4 +1,4 @@
-"""Work in the background, with its progress and Stop; the model that all visitors share."""
+"""What a page does with jobs: it waits for a result, or shows the progress with Stop. And the model of all visitors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from icebear.app.web.shared import background, markdown, served
-from icebear.app.web.shared.background import STOPPED, Job, running, shared
+from icebear.app.web.shared import all_visitors, background_job, markdown, served
+from icebear.app.web.shared.background_job import STOPPED, Job, running
 from icebear.db.store import Store
 from icebear.errors import IcebearError, StoreError
 
@@ -26,7 +26,7 @@ POLL = 0.5
 
 @st.cache_resource(show_spinner=False)
 def _load(model: str, **options: Any) -> Job:
-    return background.loading(model, **options)
+    return all_visitors.loading(model, **options)
 
 
 def loading() -> Job:
@@ -34,13 +34,13 @@ def loading() -> Job:
     options = served.model_settings()
     if _load(**options).error:
         _load.clear(**options)  # to try again
-    job = shared().loads[json.dumps(options)] = _load(**options)
+    job = background_job.loads[json.dumps(options)] = _load(**options)
     return job
 
 
 def loaded(opened: Store) -> Model | None:
     """Return the model if it is loaded already, and the index is of this model."""
-    job = shared().loads.get(json.dumps(served.model_settings()))
+    job = background_job.loads.get(json.dumps(served.model_settings()))
     if job and job.result:
         with suppress(StoreError):
             opened.check(job.result.fingerprint, job.result.name)
@@ -60,7 +60,7 @@ def wait_for(job: Job, stops: bool = False) -> Any:
         job.left.discard(visitor())
         raise IcebearError(STOPPED)
     _enter(job, stops)
-    background.first_page.set()
+    background_job.first_page.set()
     job.join(QUICK)
     if job.is_alive():
         end_unwatched()
@@ -143,7 +143,7 @@ def end_unwatched() -> None:
 
 def doing(job: Job) -> str:
     """Return what the job is doing, or for which other work it waits; a model does one thing at a time."""
-    for load in list(shared().loads.values()):
+    for load in list(background_job.loads.values()):
         lock = load.result and load.result.lock
         if lock and job.ident and lock.is_waiting(job.ident):
             return next(

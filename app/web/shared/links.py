@@ -11,7 +11,7 @@ from streamlit.errors import StreamlitAPIException
 from streamlit.navigation.page import Page
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from icebear.app.web.shared import background, served
+from icebear.app.web.shared import background_job, served
 from icebear.records import Neuron
 
 
@@ -77,7 +77,7 @@ def page(view: str) -> Page:
     """Return a view as a page of Streamlit's navigation; its code is imported when it is first shown."""
 
     def show() -> None:
-        lock = nullcontext() if view in LIGHT else background.importing
+        lock = nullcontext() if view in LIGHT else background_job.importing
         with st.skeleton(height=400), lock:  # the first import of torch takes seconds
             code = importlib.import_module(f"icebear.app.web.{VIEWS[view].module}")
         code.show()

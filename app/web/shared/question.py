@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import streamlit as st
 
-from icebear.app.web.shared import background, counterfactuals, gallery, jobs, links
+from icebear.app.web.shared import background_job, counterfactuals, gallery, jobs, links
 from icebear.explanation.saved import SavedExplanation
 from icebear.records import TokenScore
 from icebear.render import visible
@@ -76,7 +76,7 @@ def live(name: str = "why.measuring") -> ModuleType:
 
 def module(name: str) -> ModuleType:
     """Import what imports torch."""
-    with background.importing:
+    with background_job.importing:
         return importlib.import_module(f"icebear.app.web.{name}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from icebear.actmax.shipped.index_choice import FOLDER_STORE, IndexChoice, choose_index, index_beside
 from icebear.app import example
-from icebear.app.web.shared import background
+from icebear.app.web.shared import all_visitors
 from icebear.db.store import Store, complete_facts, open_store
 from icebear.errors import IcebearError
 
@@ -54,7 +54,7 @@ def store_path(site: str | None = None) -> Path:
     """
     if not choice(site).is_shipped and _has(named_store(), site):
         return named_store()
-    paths = [path for path in background.cached_indexes(model_name()) if _has(path, site)]
+    paths = [path for path in all_visitors.cached_indexes(model_name()) if _has(path, site)]
     return paths[0] if paths else named_store()
 
 

@@ -15,7 +15,7 @@ import streamlit as st
 
 from icebear.app.example import PROMPT
 from icebear.app.web.shared import counterfactuals, jobs, links, markdown, pictures, question, served, tables
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.steering import flips, watch
 from icebear.app.web.steering.edit_neurons import download, last_result

@@ -15,7 +15,7 @@ import streamlit as st
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import counterfactuals, jobs, links, markdown, pictures, question, served
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.steering import flips
 from icebear.edits import SYMBOLS, TOKEN_GROUPS, Edit, parse_edits
 from icebear.errors import InputError

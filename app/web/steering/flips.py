@@ -14,7 +14,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.app.web.shared import jobs, links, markdown, tables
-from icebear.app.web.shared.background import STOPPED, Job
+from icebear.app.web.shared.background_job import STOPPED, Job
 from icebear.app.web.shared.bars import word_bars
 from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.models.model import Model

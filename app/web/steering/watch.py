@@ -10,7 +10,7 @@ import streamlit as st
 
 from icebear.app.web import chat_monitors
 from icebear.app.web.shared import jobs, links, markdown, pictures, tables
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.errors import IcebearError
 from icebear.steering.concept.concept import Concept
 from icebear.steering.monitor.fitting import fewest, monitor
