@@ -10,7 +10,7 @@ from test_serve import PROMPT, letters  # noqa: F401 - a fixture
 
 from icebear.app.api import server as api
 from icebear.app.base_path import Base
-from icebear.app.mcp.session import Session
+from icebear.app.session import Session
 from icebear.errors import InputError
 
 HUB = "hub.example.org"

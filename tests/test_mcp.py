@@ -24,7 +24,8 @@ from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.cli.main import main
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
-from icebear.app.mcp.session import NEWEST, Session, with_arguments
+from icebear.app.refusals import with_arguments
+from icebear.app.session import RESULTS_KEPT, Session
 from icebear.concepts.answers import what_if
 from icebear.concepts.answers.comparisons import Exchange
 from icebear.concepts.answers.counterfactuals import Suggestion
@@ -381,14 +382,14 @@ def test_concepts(session, generator):
 
 
 def test_numbers_are_short_and_old_results_go(session):
-    assert tools.short({"value": 0.123456789, "rows": [{"value": 1e-9}]}) == {
+    assert tools.rounded({"value": 0.123456789, "rows": [{"value": 1e-9}]}) == {
         "value": 0.12346,
         "rows": [{"value": 1e-9}],
     }
-    for _ in range(NEWEST + 5):
+    for _ in range(RESULTS_KEPT + 5):
         last = session.keep("tokens", None, {})
-    assert list(session.results)[-1] == last == f"tokens-{NEWEST + 5}"
-    assert len(session.results) == NEWEST
+    assert list(session.results)[-1] == last == f"tokens-{RESULTS_KEPT + 5}"
+    assert len(session.results) == RESULTS_KEPT
 
 
 # --- hostile -------------------------------------------------------------------------------------------

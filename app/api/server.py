@@ -23,7 +23,8 @@ from icebear.app.api.calls import CALLS, Answer, Call, capabilities, check_model
 from icebear.app.api.schemas import LIMITS, ModelRequest, Refusal
 from icebear.app.base_path import Base
 from icebear.app.localhost import is_local
-from icebear.app.mcp.session import Session, one_line, with_arguments
+from icebear.app.refusals import one_line, with_arguments
+from icebear.app.session import Session
 from icebear.concepts.passes.run import Checked
 from icebear.errors import NumericalError, known_error
 
@@ -89,7 +90,7 @@ class Queue:
 
     async def _alone(self, call: Call, request: ModelRequest) -> Response:
         try:
-            return await self.session.alone(partial(self._respond, call, request), LIMITS.seconds)
+            return await self.session.run_exclusively(partial(self._respond, call, request), LIMITS.seconds)
         except TimeoutError:
             return refusal(503, f"The request took longer than {LIMITS.seconds:.0f} s; shorten it.")
 

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from icebear.app.mcp.ledger import note, note_approval
 from icebear.app.mcp.plan import FREE, Plan, approved_plan
-from icebear.app.mcp.session import Session, one_line
+from icebear.app.refusals import one_line
+from icebear.app.session import Session
 from icebear.app.mcp.tools import Tools, tool_names
 from icebear.errors import InputError, UnknownName
 from icebear.values import one_of
@@ -39,7 +40,7 @@ READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hi
 WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
 
-CLOSED = 1.0
+CLOSED_POLL_SECONDS = 1.0
 """Seconds between two looks whether the client still reads."""
 
 
@@ -127,7 +128,7 @@ async def _end_without_reader(wire: int) -> None:
         poll = select.poll()
         poll.register(wire, 0)  # errors and hang-ups only
         while not poll.poll(0):
-            await anyio.sleep(CLOSED)
+            await anyio.sleep(CLOSED_POLL_SECONDS)
         os._exit(0)
 
 

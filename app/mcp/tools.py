@@ -21,7 +21,8 @@ from icebear.actmax.searching import headings, search
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.plan import Plan, proposed
-from icebear.app.mcp.session import Session, with_arguments
+from icebear.app.refusals import with_arguments
+from icebear.app.session import Session
 from icebear.concepts.answers.counterfactuals import Suggestion, suggest_counterfactuals
 from icebear.concepts.answers.source_records import SHOWN_SOURCES
 from icebear.concepts.answers.source_sentences import finding
@@ -83,20 +84,20 @@ RANKED = 200
 """Rows behind the handle of a ranking."""
 
 
-def short(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Round each number to five digits."""
     return json.loads(json.dumps(value), parse_float=lambda digits: float(f"{float(digits):.5g}"))
 
 
 def tool(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Run one call at a time, with short numbers, until the client cancels it; an error of icebear reaches the agent as
-    its sentence."""
+    """Make a method a tool: calls run one at a time and stop when the client cancels; numbers are rounded; an error of
+    icebear reaches the agent as one sentence."""
 
     def work(self: Tools, *args: Any, **options: Any) -> Any:
         try:
             # stdout is the wire
             with redirect_stdout(sys.stderr), Checked(anyio.from_thread.check_cancelled):
-                return short(run(self, *args, **options))
+                return rounded(run(self, *args, **options))
         except Exception as error:
             known = known_error(error)
             if known is None:
@@ -105,7 +106,7 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     async def call(self: Tools, *args: Any, **options: Any) -> Any:
-        return await self.session.alone(functools.partial(work, self, *args, **options))
+        return await self.session.run_exclusively(functools.partial(work, self, *args, **options))
 
     return call
 
@@ -113,7 +114,7 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
 def reporting(ctx: Context, before: int = 0, steps: int | None = None) -> Callable[..., None]:
     """Return a function that reports progress to the client, and ends the work if the client has cancelled it.
 
-    before, steps: for work of several parts, the steps before this one and of all.
+    before, steps: for work of several parts, the number of steps before this part, and of all parts.
     """
     most = before
 

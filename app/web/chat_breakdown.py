@@ -87,7 +87,8 @@ def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[words.Colored] 
     except InputError:  # of a broken link, which `show` says
         return None
     contrast = (st.session_state.get("rather") or "").strip() or None
-    breakdown = jobs.cached_job(_breakdown_of, served.model_name(), text, turn, answer.token_range(span), contrast).result
+    request = (served.model_name(), text, turn, answer.token_range(span), contrast)
+    breakdown = jobs.cached_job(_breakdown_of, *request).result
     if breakdown is None:
         return None
     prompt, values = breakdown.relevance.prompt, breakdown.relevance.tokens.tolist()

@@ -173,7 +173,7 @@ def _check_ledger(options: Options) -> None:
     from icebear.app.cli.tables.evaluations import listing_table
     from icebear.app.mcp.ledger import MEASURED, plan_summary, read_ledger, repeated
     from icebear.app.mcp.server import server
-    from icebear.app.mcp.session import Session
+    from icebear.app.session import Session
 
     calls = read_ledger(options.file)
     measured = [call for call in calls if call.tool in MEASURED and call.answer is not None]

@@ -49,7 +49,7 @@ def mcp(options: Options) -> None:
     if options.plan and options.ledger and local(options.plan).resolve() == local(options.ledger).resolve():
         raise click.UsageError("--plan and --ledger name the same file; give two.")
     from icebear.app.mcp.server import server
-    from icebear.app.mcp.session import Session
+    from icebear.app.session import Session
 
     files = (options.folder, options.ledger, options.plan)
     folder, ledger, plan = (Path(path) if path else None for path in files)

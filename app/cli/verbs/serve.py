@@ -35,7 +35,7 @@ def serve(options: Options) -> None:
 
     from icebear.actmax.neuronpedia import model_id
     from icebear.app.api.server import server
-    from icebear.app.mcp.session import Session
+    from icebear.app.session import Session
 
     check_port(options.port)
     session, model = Session(options.model.model, options.model.arguments), options.model.load()

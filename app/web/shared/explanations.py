@@ -74,6 +74,6 @@ def staged(begun: SavedExplanation, relevance: Relevance) -> SavedExplanation:
     """Return the explanation with its stages, measured once for all visitors."""
     known, model = server_state().staged, jobs.model()
     if relevance not in known:
-        measure = partial(saved_stages, begun, model, relevance)
-        known[relevance] = jobs.run_and_wait("Measuring which heads and neurons compute it", lambda job: measure(job.step))
+        what, measure = "Measuring which heads and neurons compute it", partial(saved_stages, begun, model, relevance)
+        known[relevance] = jobs.run_and_wait(what, lambda job: measure(job.step))
     return known[relevance]

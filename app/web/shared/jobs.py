@@ -77,8 +77,9 @@ def wait_for(job: Job, stops: bool = False) -> Any:
 
 
 def show_until_done(job: Job) -> bool:
-    """Show the progress of a job, with Stop, or why it has no result; the page goes on meanwhile. Return whether there is
-    a result, perhaps the first part of it; then show nothing."""
+    """Show the progress of a job, with Stop, or why it has no result; the page goes on meanwhile.
+
+    Return whether there is a result, perhaps the first part of it; then show nothing."""
     if job.result is not None:
         return True
     if works_for_visitor(job):

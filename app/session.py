@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,9 +22,9 @@ from icebear.models.loading.presets import PRESETS
 from icebear.models.model import Model
 from icebear.paths import local, write_file
 from icebear.steering.side_effects import HeldOutContexts
-from icebear.values import shown
 
-NEWEST = 16
+RESULTS_KEPT = 16
+"""The newest answers, whose handles work."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,9 @@ class Result:
 
 @dataclass
 class Session:
-    """model_name and options: the arguments of `load_model`. store_path: None for the index that `choose_index` says,
+    """What a server keeps between calls, of which one runs at a time.
+
+    model_name and options: the arguments of `load_model`. store_path: None for the index that `choose_index` says,
     the folder's store or, if it is prepared, the one that comes with icebear. folder: for files; None: none is read or
     written.
 
@@ -58,9 +59,10 @@ class Session:
     results: dict[str, Result] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
-    async def alone(self, work: Callable[[], Any], seconds: float | None = None) -> Any:
-        """Run one call at a time, in a thread. A waiting call takes none. Raises `TimeoutError` after so many seconds
-        of work, if the work asks whether it is cancelled."""
+    async def run_exclusively(self, work: Callable[[], Any], seconds: float | None = None) -> Any:
+        """Run one call at a time, in a thread; a call that waits occupies no thread.
+
+        Raises `TimeoutError` after so many seconds of work, if the work asks whether it is cancelled."""
         async with self.lock:
             with anyio.fail_after(seconds):
                 return await anyio.to_thread.run_sync(work)
@@ -137,7 +139,7 @@ class Session:
     def keep(self, kind: str, value: Any, lists: Mapping[str, Any], **files: Callable[[], str]) -> str:
         handle = f"{kind}-{next(self.numbers)}"
         self.results[handle] = Result(value, lists, files)
-        for old in list(self.results)[:-NEWEST]:
+        for old in list(self.results)[:-RESULTS_KEPT]:
             del self.results[old]
         return handle
 
@@ -167,25 +169,3 @@ class Session:
         path = self.path_of(name)
         write_file(path, text, new=True)
         return path
-
-
-def one_line(problems: Iterable[Any]) -> str:
-    """Return what pydantic finds wrong with a request as a sentence."""
-    parts = [
-        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        + ("" if problem["type"] == "missing" else f", not {shown(problem['input'])}")
-        for problem in problems
-    ]
-    return "; ".join(parts) + "."
-
-
-def with_arguments(sentence: str, arguments: Collection[str]) -> str:
-    """Replace options of the command line by the call's arguments, if it has them; commands for the user stay."""
-
-    def name(match: re.Match[str]) -> str:
-        if not match[1]:
-            return match[0]
-        argument = match[1].replace("-", "_")
-        return argument if argument in arguments else f"the command line's {match[0]}"
-
-    return re.sub(r"icebear [a-z]+ [^;,]*|--([a-z][a-z-]*)", name, sentence)
