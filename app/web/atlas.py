@@ -141,12 +141,12 @@ def _of_neighbors(opened: Store, slot: Any) -> list[str]:
 def _of_prompt(opened: Store, slot: Any) -> list[str]:
     """Return the most relevant sides of the question that the views share, of the sites of the map."""
     prompt, counterfactual, slots = question.prompts()
-    if question.live().offered_to_shorten(prompt):
+    if question.measuring().offered_to_shorten(prompt):
         return []
     known = question.answers(prompt, counterfactual)
     answers = question.target(slots[0], known), question.contrast(slots[1], known)
     request = question.Request(prompt, counterfactual, *answers, None)
-    relevance = question.live().relevance_of(request)
+    relevance = question.measuring().relevance_of(request)
     rows = relevance.top(RANKED, position="all" if counterfactual else "last")
     sites = opened.facts.get("sites")
     sides = list(dict.fromkeys(f"{row.neuron} {row.polarity}" for row in rows if row.neuron.site in sites))

@@ -70,10 +70,10 @@ def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
         return Explanation.of(jobs.model(), relevance, ranking, store=opened)
 
 
-def staged(begun: SavedExplanation, relevance: Relevance) -> SavedExplanation:
+def staged(without: SavedExplanation, relevance: Relevance) -> SavedExplanation:
     """Return the explanation with its stages, measured once for all visitors."""
     known, model = server_state().staged, jobs.model()
     if relevance not in known:
-        what, measure = "Measuring which heads and neurons compute it", partial(saved_stages, begun, model, relevance)
+        what, measure = "Measuring which heads and neurons compute it", partial(saved_stages, without, model, relevance)
         known[relevance] = jobs.run_and_wait(what, lambda job: measure(job.step))
     return known[relevance]

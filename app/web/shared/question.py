@@ -65,13 +65,13 @@ def prompts(label: str = "Compared with (counterfactual prompt)") -> tuple[str, 
 def answers(prompt: str, counterfactual: str | None) -> Answers | SavedExplanation:
     """Return probable answers; those of a finished example need no model."""
     example = gallery.known(prompt, counterfactual)
-    return example.explanation if example else live().answers(prompt, counterfactual)
+    return example.explanation if example else measuring().answers(prompt, counterfactual)
 
 
-def live(name: str = "why.measuring") -> ModuleType:
-    """Return a module that measures, as soon as the model is loaded."""
+def measuring() -> ModuleType:
+    """Return the module `why.measuring`, as soon as the model is loaded."""
     jobs.model()
-    return module(name)
+    return module("why.measuring")
 
 
 def module(name: str) -> ModuleType:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from icebear.app.web.shared import counterfactuals, jobs, markdown, served
-from icebear.app.web.shared.question import Request, live
+from icebear.app.web.shared.question import Request, measuring
 from icebear.concepts.answers.content_words import is_content, words_of
 from icebear.errors import InputError
 from icebear.explanation.saved import SavedExplanation
@@ -76,7 +76,7 @@ def _typed_word(request: Request, exchanged: WhatIf, span: tuple[int, int]) -> N
     if not word or not word.strip():
         return
     try:
-        exchange = live().own_exchange(served.model_name(), exchanged, str(exchanged.prompt), span, word.strip())
+        exchange = measuring().own_exchange(served.model_name(), exchanged, str(exchanged.prompt), span, word.strip())
     except InputError as error:
         st.info(markdown.message(error))
         return

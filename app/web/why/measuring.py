@@ -58,18 +58,18 @@ def relevance_of(request: Request) -> Relevance:
     return explained(request.prompt, target, contrast, method, request.counterfactual)
 
 
-def tokens(request: Request) -> SavedExplanation:
-    """Return the explanation without its stages, which take seconds (`staged`)."""
+def explanation_without_stages(request: Request) -> SavedExplanation:
+    """Return the explanation without its stages, which take seconds."""
     prompts = map(markdown.read_prompt, filter(None, (request.prompt, request.counterfactual)))
     return saved_tokens(relevance_of(request), *prompts)
 
 
-def staged(request: Request, begun: SavedExplanation) -> SavedExplanation:
+def explanation_with_stages(request: Request, without: SavedExplanation) -> SavedExplanation:
     relevance = relevance_of(request)
     if not relevance.sites:
         st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
-        return begun
-    return explanations.staged(begun, relevance)
+        return without
+    return explanations.staged(without, relevance)
 
 
 def swapped(request: Request, saved: StageRecord, nodes: tuple[Neuron, ...]) -> tuple[float | None, float | None]:
@@ -99,13 +99,13 @@ def flip(request: Request, word: str) -> None:
     flips.watch(wanted)
 
 
-def details(request: Request) -> None:
+def show_details(request: Request) -> None:
     relevance = relevance_of(request)
     if relevance.sites:
         ranked_neurons.show(relevance, request.prompt)
 
 
-def method(request: Request) -> None:
+def show_method(request: Request) -> None:
     """Say how the numbers were made, and whether they add up; offer other methods."""
     relevance = relevance_of(request)
     usable = [name for name, kind in METHODS.items() if kind.scores_neurons]
