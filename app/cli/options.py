@@ -28,8 +28,6 @@ from icebear.records import SITES_AND_HEADS
 from icebear.values import LAST_SEED, one_of
 
 Record = TypeVar("Record")
-STORE_IF_ANY = "icebear.db in this folder, if there is one"
-"""The default of --store in the help of commands that also work without an index, and prepare none."""
 
 
 class File(click.Path):

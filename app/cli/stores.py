@@ -15,6 +15,9 @@ from icebear.errors import DownloadError, StoreError
 from icebear.paths import local
 from icebear.records import Meaning, Neuron
 
+STORE_IF_ANY = "icebear.db in this folder, if there is one"
+"""The default of --store in the help of commands that also work without an index, and prepare none."""
+
 
 def store_or_shipped(
     path: str,

@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import STORE_IF_ANY, ModelOptions, PromptOptions, answered, option, record, verb
+from icebear.app.cli.options import ModelOptions, PromptOptions, answered, option, record, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
-from icebear.app.cli.stores import significant_labels, store_if_any
+from icebear.app.cli.stores import STORE_IF_ANY, significant_labels, store_if_any
 from icebear.errors import need
 from icebear.models.text.chat import other_prompt
 from icebear.points import Naming

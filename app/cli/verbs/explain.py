@@ -10,19 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import (
-    STORE_IF_ANY,
-    AttributionOptions,
-    ModelOptions,
-    exactly_one,
-    named,
-    option,
-    record,
-    verb,
-)
+from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, named, option, record, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
-from icebear.app.cli.stores import store_if_any
+from icebear.app.cli.stores import STORE_IF_ANY, store_if_any
 from icebear.models.text.chat import Chat
 from icebear.points import Naming
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.options import STORE_IF_ANY, ModelOptions, PromptOptions, lines, option, record, verb
+from icebear.app.cli.options import ModelOptions, PromptOptions, lines, option, record, verb
 from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar, waiting
-from icebear.app.cli.stores import significant_labels, store_if_any
+from icebear.app.cli.stores import STORE_IF_ANY, significant_labels, store_if_any
 from icebear.models.text.chat import other_prompt
 from icebear.points import Naming
 

@@ -7,19 +7,10 @@ from typing import Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import (
-    STORE_IF_ANY,
-    AttributionOptions,
-    ModelOptions,
-    exactly_one,
-    option,
-    record,
-    recorded,
-    verb,
-)
+from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import waiting
-from icebear.app.cli.stores import store_if_any
+from icebear.app.cli.stores import STORE_IF_ANY, store_if_any
 from icebear.errors import InputError
 from icebear.points import Naming
 

@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import STORE_IF_ANY, ModelOptions, PromptOptions, option, record, verb
+from icebear.app.cli.options import ModelOptions, PromptOptions, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import waiting
-from icebear.app.cli.stores import store_if_any
+from icebear.app.cli.stores import STORE_IF_ANY, store_if_any
 from icebear.edits import parse_edits
 
 
