@@ -107,7 +107,7 @@ def explain(options: Options) -> None:
     if options.file:
         return _explain_task(options.file, options)
     attribution = _checked(options)
-    model, arguments = attribution.arguments(options.model, options.answer)
+    model, arguments = attribution.load_for_attribute(options.model, options.answer)
     if options.sources:
         return _explain_sources(options, model, arguments)
     from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table

@@ -72,7 +72,7 @@ def rank(options: Options) -> None:
     position: Any = options.position or ("all" if compared or attribution.image else "last")
     sinks, template = options.include_sinks, options.include_template
     everything = options.ablate or options.polarity or sinks or template
-    model, arguments = attribution.arguments(options.model)
+    model, arguments = attribution.load_for_attribute(options.model)
     from icebear.app.cli.tables.explanations import explanation_report
     from icebear.concepts.results.ranking import Ranking
     from icebear.explanation.explanation import ablation_sizes, with_changes
