@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -12,10 +12,10 @@ from typing import Any
 
 import anyio
 
-from icebear.actmax.shipped.index_choice import FOLDER_STORE, choose_index, index_beside
-from icebear.actmax.shipped.shipped_index import prepared_index, shipped_path
+from icebear.actmax.shipped.index_choice import FOLDER_STORE, index_to_read, open_beside
+from icebear.actmax.shipped.shipped_index import shipped_path
 from icebear.cache import cached
-from icebear.db.store import Store, open_finished, open_store
+from icebear.db.store import Store, open_finished
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
 from icebear.models.loading.loading import load_model
 from icebear.models.loading.presets import PRESETS
@@ -117,24 +117,15 @@ class Session:
                     raise
             yield opened
 
-    @contextmanager
-    def beside(self, store: Store) -> Iterator[Store | None]:
-        """Open the index that is shown beside an index of the folder (`index_beside`), if there is one."""
-        path = None if self.store_path else index_beside(store.path, self.model_name)
-        if path is None:
-            yield None
-            return
-        with open_store(path) as other:
-            yield other
+    def beside(self, store: Store) -> AbstractContextManager[Store | None]:
+        """Open the index that is shown beside another, as `open_beside` does."""
+        return open_beside(store.path, self.model_name, self.store_path is not None)
 
     def _index(self) -> Path | None:
         """Return the path of the index, if there is one."""
-        folder_store = local(self.store_path or FOLDER_STORE)
-        named = folder_store if folder_store.exists() else None
-        if self.store_path and named:
-            return named
-        prepared = prepared_index(self.model_name)
-        return prepared if prepared and choose_index(folder_store, self.model_name).is_shipped else named
+        store = local(self.store_path or FOLDER_STORE)
+        path = store if self.store_path and store.exists() else index_to_read(store, self.model_name)
+        return path if path.exists() else None
 
     def keep(self, kind: str, value: Any, lists: Mapping[str, Any], **files: Callable[[], str]) -> str:
         handle = f"{kind}-{next(self.numbers)}"

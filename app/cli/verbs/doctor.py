@@ -11,7 +11,7 @@ import icebear
 from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import waiting
-from icebear.app.cli.stores import index_read, named_or_folder_store
+from icebear.app.cli.stores import named_or_folder_store, readable_store
 from icebear.cache import cache_folder, cached
 from icebear.errors import IcebearError
 from icebear.models.loading.presets import PRESETS
@@ -49,7 +49,7 @@ def doctor(options: Options) -> None:
     try:
         model = options.model.load()
         facts |= _model_facts(model)
-        with named_or_folder_store(index_read(options.store, model.name), model) as store:
+        with named_or_folder_store(readable_store(options.store, model.name), model) as store:
             if store:
                 for name in NAMES:
                     store.vectors.verify(name)  # raises StoreError for a damaged file, and for that of another store
