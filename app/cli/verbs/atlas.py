@@ -41,7 +41,7 @@ def atlas(options: Options) -> None:
     With --prompts, the command shows instead which clusters do the work on your prompts, or differ between two groups.
 
     With --compare, the command lists the neurons that have other sentences in the model of a second index, for instance
-    after fine-tuning, and says how far the meaning of these sentences is from that before. The page shows them, too.
+    after fine-tuning, and says how far the meaning of their sentences moved. The page shows them, too.
 
     Example:
       icebear atlas --store wiki.db --html atlas.html

@@ -223,8 +223,8 @@ def steer(options: Steer) -> None:
 class Watch:
     name: str = argument()
     negatives: str = option(
-        "File of texts without the concept that did not find it, one per line: at least 122 for --fpr 0.01, 23 for "
-        "0.05.",
+        "File of texts without the concept that were not used to find it, one per line: at least 122 for --fpr 0.01, "
+        "23 for 0.05.",
         type="file",
         required=True,
     )
@@ -246,9 +246,10 @@ class Watch:
 
 @verb(Watch, concept)
 def monitor(options: Watch) -> None:
-    """Set a threshold of a concept by texts without it, and measure how often texts with and without it are flagged.
+    """Make a monitor of a concept: texts without the concept set its threshold. Then measure how often texts with and
+    without the concept are flagged.
 
-    The table compares it with a bag of words, random neurons and shuffled labels, on held-out texts, on texts five
+    The table compares the monitor with a bag of words, random neurons and shuffled labels, on held-out texts, on texts five
     times longer, and without the words that speak most for the concept. icebear chat --monitor reads the saved file.
 
     Example:

@@ -1,4 +1,4 @@
-"""`icebear explain`: why the model predicts what it predicts. docs/changing.md lists the files of its way."""
+"""`icebear explain`: why the model predicts what it predicts. docs/changing.md lists the files that it runs through."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class Options:
     attribution: _Attribution
     site: str | None = option(show_default="ffn")
     position: Any
-    top: int = option("Number of neurons to rank; a screen of stages shows none.", default=10, type="count")
+    top: int = option("Number of neurons to rank; the stages of a comparison do not use it.", default=10, type="count")
     sources: bool = option(
-        "Generate an answer. Measure which sentences of the context it hangs on: each is removed, next to random ones."
+        "Generate an answer, and measure which sentences of the context it depends on, by removing each; removed random "
+        "sentences are the control."
     )
     answer: int | None = option(
         "Explain this answer of the --messages, as it stands: the number of the assistant's message, from 1.",

@@ -75,7 +75,7 @@ class Export:
 def export(options: Export) -> None:
     """Write a recipe's vector to a .gguf file, which llama.cpp and repeng read, or to a .pt file, which hotwire reads.
 
-    The recipe is one of icebear concept steer NAME PROMPT --detector means --save FILE.
+    The recipe must hold a vector, as one of icebear concept steer NAME PROMPT --detector means --save FILE does.
 
     Example:
       icebear recipe export music-vector.json music.gguf

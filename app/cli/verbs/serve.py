@@ -22,7 +22,7 @@ class Options:
 
 @verb(Options)
 def serve(options: Options) -> None:
-    """Answer the calls of Neuronpedia's inference API for neurons, and icebear's stages. Only this machine can call it.
+    """Serve Neuronpedia's inference API for neurons, and icebear's stages, over HTTP, to this machine only.
 
     Example:
       icebear serve --model smollm2-135m
