@@ -47,8 +47,10 @@ def atlas(options: Options) -> None:
       icebear atlas --store wiki.db --html atlas.html
       icebear atlas --store wiki.db --prompts examples/music.txt --against examples/not-music.txt
     """
-    if (options.against and not options.prompts) or (options.prompts and options.compare):
-        raise click.UsageError("--against is for --prompts, and --compare for neither; leave out the other one.")
+    if options.against and not options.prompts:
+        raise click.UsageError("--against needs --prompts; add it, or leave --against out.")
+    if options.compare and options.prompts:
+        raise click.UsageError("--compare cannot be combined with --prompts; leave out one of them.")
     loading = options.model
     path = store_or_shipped(options.store, loading.load, loading.model)
     options = replace(options, store=path)

@@ -75,10 +75,10 @@ def check(options: Options) -> None:
     if begins.startswith(MONITOR):
         return _check_monitor(options)
     if options.with_ or options.without:
-        raise click.UsageError("--with and --without are of a monitor; claims have their texts.")
+        raise click.UsageError("--with and --without are only for a monitor; leave them out for claims and ledgers.")
     if begins.startswith(LEDGER):
         if options.under:
-            raise click.UsageError("--under is of claims and monitors; leave it out for a ledger.")
+            raise click.UsageError("--under does not apply to a ledger; leave it out.")
         _check_used(options, ())
         return _check_ledger(options)
     claims, written = read_claims_file(options.file)
