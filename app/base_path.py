@@ -1,4 +1,4 @@
-"""The base path below which a proxy of this machine serves the app and `icebear serve`. It needs no extra."""
+"""The base path below which a proxy of this machine serves the app and `icebear serve`. It imports no optional package."""
 
 from __future__ import annotations
 

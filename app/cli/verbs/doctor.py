@@ -65,7 +65,7 @@ def doctor(options: Options) -> None:
 
 
 def _fits(options: Options, tokens: int) -> None:
-    """Show what explanations take, beside the memory at hand, and the first of them that fits."""
+    """Show how much memory each kind of explanation takes, and whether it fits into the free memory."""
     from icebear.concepts.memory import memory_needs
     from icebear.concepts.passes.storage import memory_at_hand
     from icebear.models.loading.loading import device_of, dtype_of

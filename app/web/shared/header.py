@@ -125,7 +125,7 @@ def asked_for_index(needs: str) -> bool:
 def offer_small(lack: str) -> None:
     """Ask to build the small index, because the one that is there lacks something."""
     with st.container(border=True, key="no_index"):
-        st.markdown(f"This index has {lack}. The small index of the app has them.")
+        st.markdown(f"This index has {lack}. The app can build a small index that has them.")
         _offer("site")
 
 
@@ -138,8 +138,9 @@ def _offer(where: str) -> None:
     _outcome(job)
     st.markdown(WHAT_FOR)
     st.markdown(
-        f"The model reads {SMALL_INDEX} Wikipedia summaries, and soon says how long that takes. Meanwhile you can use "
-        "the app, and you can stop and continue. The index stays on this computer, and is built only once."
+        f"The model reads {SMALL_INDEX} Wikipedia summaries; after the first sentences the progress bar says how long it "
+        "takes. Meanwhile you can use the app, and you can stop and continue. The index stays on this computer, and is "
+        "built only once."
     )
     _button("Continue" if job else "Build the index", f"build_small_{where}", None)
     st.caption(markdown.plain(f"It is written to {cache_folder()}."))
