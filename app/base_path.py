@@ -1,4 +1,4 @@
-"""The base path below which a proxy of this machine serves the app and `icebear serve`. It imports no optional package."""
+"""The base path below which a proxy of this machine serves the app and `icebear serve`; imports no optional package."""
 
 from __future__ import annotations
 

@@ -48,8 +48,9 @@ def _renamed_id(text: str, write: Callable[[str], str]) -> str:
 
 
 def renamed(shown: Any, write: Callable[[str], str]) -> Any:
-    """Return what is printed, with `write` (`icebear.points.in_names`) applied to each text. Tables, trees and paddings are
-    changed in place."""
+    """Return what is printed, with `write` (`icebear.points.in_names`) applied to each text.
+
+    Tables, trees and paddings are changed in place."""
     if isinstance(shown, str):
         return write(shown)
     if isinstance(shown, list | tuple):

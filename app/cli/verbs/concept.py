@@ -249,8 +249,9 @@ def monitor(options: Watch) -> None:
     """Make a monitor of a concept: texts without the concept set its threshold. Then measure how often texts with and
     without the concept are flagged.
 
-    The table compares the monitor with a bag of words, random neurons and shuffled labels, on held-out texts, on texts five
-    times longer, and without the words that speak most for the concept. icebear chat --monitor reads the saved file.
+    The table compares the monitor with a bag of words, random neurons and shuffled labels, on held-out texts, on texts
+    five times longer, and without the words that speak most for the concept. icebear chat --monitor reads the saved
+    file.
 
     Example:
       icebear concept monitor examples/music.json --negatives examples/everyday.txt --fpr 0.05

@@ -32,7 +32,8 @@ WORD_WAYS = "--span for another word, --next-token for the first token"
 @record
 class _Attribution(AttributionOptions):
     target: str | None = option(
-        "Token or label to explain; default: the most probable one, or for a PROMPT alone the most probable content word."
+        "Token or label to explain; default: the most probable one, or for a PROMPT alone the most probable content "
+        "word."
     )
 
 
@@ -43,8 +44,8 @@ class Options:
     position: Any
     top: int = option("Number of neurons to rank; the stages of a comparison do not use it.", default=10, type="count")
     sources: bool = option(
-        "Generate an answer, and measure which sentences of the context it depends on, by removing each; removed random "
-        "sentences are the control."
+        "Generate an answer, and measure which sentences of the context it depends on, by removing each; removed "
+        "random sentences are the control."
     )
     answer: int | None = option(
         "Explain this answer of the --messages, as it stands: the number of the assistant's message, from 1.",

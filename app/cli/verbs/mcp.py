@@ -20,8 +20,8 @@ class Options:
     )
     ledger: str | None = option("Append each call and its answer to this file, as a line of JSON.", type="output")
     plan: str | None = option(
-        "With --ledger: the agent first writes its planned calls to this file. No call runs until a person approves the "
-        "plan there.",
+        "With --ledger: the agent first writes its planned calls to this file. No call runs until a person approves "
+        "the plan there.",
         type="output",
     )
     store: str

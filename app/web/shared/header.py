@@ -138,9 +138,9 @@ def _offer(where: str) -> None:
     _outcome(job)
     st.markdown(WHAT_FOR)
     st.markdown(
-        f"The model reads {SMALL_INDEX} Wikipedia summaries; after the first sentences the progress bar says how long it "
-        "takes. Meanwhile you can use the app, and you can stop and continue. The index stays on this computer, and is "
-        "built only once."
+        f"The model reads {SMALL_INDEX} Wikipedia summaries; after the first sentences the progress bar says how long "
+        "it takes. Meanwhile you can use the app, and you can stop and continue. The index stays on this computer, and "
+        "is built only once."
     )
     _button("Continue" if job else "Build the index", f"build_small_{where}", None)
     st.caption(markdown.plain(f"It is written to {cache_folder()}."))
