@@ -174,7 +174,7 @@ def examples():
 
 
 def test_the_examples_in_the_package_are_those_in_the_examples_folder():
-    inside = [concepts.EXAMPLES.joinpath(name).read_text() for name in ("music.txt", "not-music.txt")]
+    inside = [concepts.EXAMPLE_FOLDER.joinpath(name).read_text() for name in ("music.txt", "not-music.txt")]
     assert [*inside, watch.EVERYDAY.read_text()] == examples()
 
 

@@ -80,7 +80,7 @@ Answer = dict[str, Any]
 SIMILAR = "Found by similarity, which is no cause; steer measures what a neuron does."
 TOP_ROWS = 8
 """Rows of a list in an answer; its handle has all."""
-RANKED = 200
+RANKED_ROWS = 200
 """Rows behind the handle of a ranking."""
 
 
@@ -293,7 +293,7 @@ class Tools:
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=sites)
         sizes = ablation_sizes(site, k) if counterfactual else []
         with self.session.store() as store:
-            ranking = Ranking(RANKED, site)
+            ranking = Ranking(RANKED_ROWS, site)
             explanation = Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
         nodes = explanation.nodes[:k]
         control = silencing_control(model, relevance, [node.ranked for node in nodes], on_progress=reporting(ctx))
@@ -308,7 +308,7 @@ class Tools:
         control restores the first changes to the base model's weights, and as many with the largest norms."""
         model, base = self.session.model, self.session.base_model
         diff = attribute(model, prompt, target, contrast, base_model=base, sites=())
-        explanation = with_changes(Explanation.of(model, diff, Ranking(RANKED)))
+        explanation = with_changes(Explanation.of(model, diff, Ranking(RANKED_ROWS)))
         changes = explanation.changes.to_dict() if explanation.changes else {}
         lists = {"changes": changes.get("changes", [])}
         files = {"json": explanation.to_json, "html": explanation.to_html}

@@ -23,13 +23,13 @@ from icebear.db.terms import has_words
 from icebear.records import Neuron
 
 LIT = ("words", "neighbors of a neuron", "neurons of this prompt")
-HITS = 200
+LIT_HITS = 200
 """The hits of a search that are lit up."""
 NEIGHBORS = 20
 """The neighbors of a neuron that are lit up."""
 PROMPT_NEURONS = 100
 """The neurons of a prompt that are lit up, those of the largest relevance."""
-RANKED = 1000
+RANKED_NEURONS = 1000
 """Neurons at a token, of all sites, among which these are."""
 SCRIPT = files("icebear.app.web").joinpath("atlas.js").read_text(encoding="utf-8")
 picture = st.components.v2.component(
@@ -121,7 +121,7 @@ def _of_words(opened: Store, slot: Any) -> list[str] | None:
 @st.cache_data(max_entries=50, show_spinner="Searching ...")
 def _hits(path: str, changed: int, text: str) -> list[str]:
     with open_store(path) as opened:
-        return [str(hit) for hit in search(opened, text, HITS) if hit.by == "sentences"]
+        return [str(hit) for hit in search(opened, text, LIT_HITS) if hit.by == "sentences"]
 
 
 def _of_neighbors(opened: Store, slot: Any) -> list[str]:
@@ -147,7 +147,7 @@ def _of_prompt(opened: Store, slot: Any) -> list[str]:
     answers = question.target(slots[0], known), question.contrast(slots[1], known)
     request = question.Request(prompt, counterfactual, *answers, None)
     relevance = question.measuring().relevance_of(request)
-    rows = relevance.top(RANKED, position="all" if counterfactual else "last")
+    rows = relevance.top(RANKED_NEURONS, position="all" if counterfactual else "last")
     sites = opened.facts.get("sites")
     sides = list(dict.fromkeys(f"{row.neuron} {row.polarity}" for row in rows if row.neuron.site in sites))
     sides = sides[:PROMPT_NEURONS]

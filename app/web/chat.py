@@ -23,9 +23,9 @@ from icebear.models.text.chat import Chat, template_of
 from icebear.render import style
 from icebear.steering.apply import steer
 
-LAST = 8
+SHOWN_MESSAGES = 8
 """Messages that are shown of a longer conversation."""
-EXAMPLES = (
+FIRST_MESSAGES = (
     "What is the capital of France? Answer in one word.",
     "Ann lives in Rome. Tom lives in Oslo. Where does Tom live?",
     "Write one sentence about an ice bear.",
@@ -148,7 +148,7 @@ def _before_the_first_message() -> None:
             _field("Write to the model")
             st.caption("Or ask:")
             with st.container(horizontal=True):
-                for number, question in enumerate(EXAMPLES):
+                for number, question in enumerate(FIRST_MESSAGES):
                     st.button(markdown.plain(question), key=f"example_{number}", on_click=_send, args=(question,))
     jobs.model()
     reason = _no_template()  # the model was waited for
@@ -205,11 +205,11 @@ def _messages(
     # At half of the color any text has a contrast of 4.5.
     darkest = 2 * max((abs(value) for row in colors for _, value in row), default=0) or 1.0
     count = len(chat.messages)
-    earliest = max(0, count - LAST - st.session_state.setdefault("earlier", 0))
+    earliest = max(0, count - SHOWN_MESSAGES - st.session_state.setdefault("earlier", 0))
     earliest = earliest if span is None else min(earliest, turn)
 
     def show_earlier() -> None:
-        st.session_state["earlier"] += LAST
+        st.session_state["earlier"] += SHOWN_MESSAGES
 
     if earliest:
         st.button(f"Show earlier messages ({earliest})", key="show_earlier", on_click=show_earlier)

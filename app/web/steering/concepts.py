@@ -32,14 +32,14 @@ from icebear.steering.outcome import CONCEPT_TOKENS, steer_concept
 from icebear.steering.provenance import Outcome, chosen_by_words, score_of
 from icebear.steering.side_effects import HeldOutContexts
 
-LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+KL_LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Nats of KL divergence in held-out contexts."""
-SENTENCES = 60
+EXAMPLE_SENTENCES = 60
 """Sentences of the index that have a word, at most, and as many others."""
 SHOWN = 5
 """Neurons that are shown without scrolling."""
 VECTOR_HELP = "Adds the difference of means to the residual stream instead of editing neurons; it often steers better."
-EXAMPLES = files("icebear.app.web.steering").joinpath("examples")
+EXAMPLE_FOLDER = files("icebear.app.web.steering").joinpath("examples")
 
 
 def show() -> None:
@@ -113,7 +113,7 @@ def _examples() -> None:
 
 def _music() -> None:
     names = {"concept_with": "music.txt", "concept_without": "not-music.txt"}
-    texts = {key: EXAMPLES.joinpath(name).read_text(encoding="utf-8") for key, name in names.items()}
+    texts = {key: EXAMPLE_FOLDER.joinpath(name).read_text(encoding="utf-8") for key, name in names.items()}
     positive, negative = (text.splitlines() for text in texts.values())
     st.session_state.update(texts, concept_name="music")
     links.fill(measured="She played an old song on the piano.", prompt="Yesterday I")
@@ -125,7 +125,7 @@ def _from_words() -> None:
     words = st.session_state["concept_words"]
     try:
         with served.store() as opened:
-            having, lacking = with_and_without(opened, words, SENTENCES)
+            having, lacking = with_and_without(opened, words, EXAMPLE_SENTENCES)
     except IcebearError as error:
         st.session_state["trouble"] = str(error)
         return
@@ -287,7 +287,7 @@ def _steer(concept: Concept) -> None:
     )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
-        kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
+        kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", KL_LIMITS, 0.25, help=help_text, width=320)
         suppress = links.bound(st.toggle, "Suppress instead", "suppress")
         by_vector = links.bound(st.toggle, "By its vector", "by_vector", help=VECTOR_HELP)
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")

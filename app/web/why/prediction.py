@@ -34,7 +34,7 @@ STYLE = Markup(
     "<style>.answer{display:flex;flex-wrap:wrap;align-items:center;gap:0 .8rem}"
     ".tokens [data-pick]:focus::after{content:none!important}</style>"
 )
-ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
+TOKENS_AND_ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 RATHER = Markup("<span>not <i>{}</i></span>")
 
 
@@ -156,7 +156,7 @@ def _head(explanation: SavedExplanation) -> None:
         explanation.template,
         picks=exchanges.picks(explanation),
     )
-    clickable.draw(STYLE + ANSWER.format(tokens, target, rather), "prompt_words", exchanges.pick)
+    clickable.draw(STYLE + TOKENS_AND_ANSWER.format(tokens, target, rather), "prompt_words", exchanges.pick)
 
 
 def _stages(request: Request, stages: StageRecord) -> None:
