@@ -279,7 +279,7 @@ class Tools:
         target: Word = None,
         contrast: Word = None,
         counterfactual: Counterfactual | None = None,
-        site: Annotated[Literal["ffn", "attn", "head"], Field(description="MLP, attention, or heads.")] = "ffn",
+        site: Annotated[Literal["ffn", "attn", "head"], Field(description="FFN neurons, attention neurons, or heads.")] = "ffn",
         chat: IsChat = False,
         k: Count = TOP_ROWS,
     ) -> Answer:

@@ -8,7 +8,7 @@ from icebear.app.web.shared import explanations, links, tables
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 
-SITE_FILTERS = {"MLP and attention": None, "MLP": "ffn", "attention": "attn", "attention heads": "head"}
+SITE_FILTERS = {"FFN and attention": None, "FFN": "ffn", "attention": "attn", "attention heads": "head"}
 """As they are named in links -> the site that is ranked."""
 
 
