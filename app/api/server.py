@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from icebear.actmax.neuronpedia import model_id
-from icebear.app.api.calls import CALLS, Answer, Call, capabilities, check_model
+from icebear.app.api.calls import CALLS, Call, Document, capabilities, check_model
 from icebear.app.api.schemas import LIMITS, ModelRequest, Refusal
 from icebear.app.base_path import Base
 from icebear.app.localhost import is_local
@@ -139,7 +139,7 @@ def both_cases(value: Any) -> Any:
     return rows | {CAPITAL.sub(lambda match: f"_{match[1].lower()}", name): row for name, row in rows.items()}
 
 
-def _written(answer: Answer, as_lines: bool) -> Response:
+def _written(answer: Document, as_lines: bool) -> Response:
     """Return an answer as JSON, or its messages as lines of JSON. Raises `NumericalError` for NaN and infinity."""
     try:
         if not as_lines:
@@ -167,12 +167,12 @@ def server(session: Session, base: Base = NO_BASE) -> FastAPI:
         app.post(path, description=summary, operation_id=name)(_endpoint(queue, call, request))
 
     @app.get("/v1/capabilities", description=inspect.getdoc(capabilities), operation_id="capabilities")
-    async def capabilities_call() -> Answer:
+    async def capabilities_call() -> Document:
         return capabilities(session.model)
 
     @app.get("/", operation_id="served")
     @app.get("/v1", operation_id="served-v1")
-    async def served() -> Answer:
+    async def served() -> Document:
         """Return what is served: each path, with its method and what it returns."""
         rows = app.openapi()["paths"].items()
         paths = {path: {way.upper(): call["description"] for way, call in calls.items()} for path, calls in rows}
