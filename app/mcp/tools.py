@@ -139,10 +139,10 @@ class Tools:
         self, ctx: Context, prompt: Prompt, chat: IsChat = False, k: Count = 5, max_new_tokens: Length = 20
     ) -> Document:
         """Return the most probable next tokens, and the greedy continuation."""
-        model, read = self.session.model, _read(prompt, chat)
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
         report = reporting(ctx, steps=max_new_tokens)
-        text = model.generate(read, max_new_tokens, on_token=report) if model.task.generates else ""
-        return {"next": list(map(vars, model.predict(read, k))), "continuation": text}
+        text = model.generate(text_or_chat, max_new_tokens, on_token=report) if model.task.generates else ""
+        return {"next": list(map(vars, model.predict(text_or_chat, k))), "continuation": text}
 
     @tool
     def suggest_counterfactuals(self, prompt: Prompt) -> Document:
@@ -155,7 +155,7 @@ class Tools:
         """Exchange each content word of a prompt for similar ones, and measure what this changes: `change` is that of
         the log-odds of the likeliest content word (`explained`), in nats. The first rows are of the words on which the
         answer hangs most; `others` is the range of changes by all words but the first three, their control."""
-        exchanged = look(self.session.model, _read(prompt, chat))
+        exchanged = look(self.session.model, _as_prompt(prompt, chat))
         document = exchanged.to_dict()
         rows = document["exchanges"]
         return {
@@ -216,20 +216,20 @@ class Tools:
         without one, the answer has the tokens and the neurons with effects. Of a message alone (chat=true, or a
         question that a chat model does not continue), the first content word of the model's answer is explained. Ask
         this first."""
-        model, read = self.session.model, _read(prompt, chat)
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
         is_alone = not (counterfactual or target or contrast or no_counterfactual) and bool(stage_sites(model))
-        exchanged = look_unasked(model, read) if is_alone else None
+        exchanged = look_unasked(model, text_or_chat) if is_alone else None
         chosen = next(iter(exchanged.comparisons), None) if exchanged else None
         ways = "counterfactual for your own, no_counterfactual for none"
         about = _about_answer(exchanged, None if chat else prompt) if exchanged and exchanged.chat else []
         about += [chosen_sentence(chosen.text, ways)] if chosen else [str(exchanged)] if exchanged else []
         pair = {
-            "prompt": read,
+            "prompt": text_or_chat,
             "target": target,
             "contrast": contrast,
             **(exchanged.arguments(chosen) if exchanged else {}),
         }
-        other = pair.pop("counterfactual", None) or other_prompt(read, counterfactual)
+        other = pair.pop("counterfactual", None) or other_prompt(text_or_chat, counterfactual)
         if not other:
             explanation = replace(explain_relevance(model, attribute(model, **pair), cards=0), what_if=exchanged)
             command, hint = comparison_hint(explanation), comparison_sentence(explanation.relevance)
@@ -263,9 +263,9 @@ class Tools:
         """Show how much each token of the prompt contributes to the next token (AttnLRP relevance), or with
         `counterfactual` to the difference to another prompt. The control removes the two tokens that contribute most,
         and others."""
-        model, read = self.session.model, _read(prompt, chat)
-        other = other_prompt(read, counterfactual)
-        relevance = attribute(model, read, target, contrast, counterfactual=other, sites=())
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
+        other = other_prompt(text_or_chat, counterfactual)
+        relevance = attribute(model, text_or_chat, target, contrast, counterfactual=other, sites=())
         control = token_removal_control(model, relevance)
         explanation = Explanation.of(model, relevance, removal_control=control)
         rows = sorted(explanation.tokens, key=lambda row: -abs(row["relevance"]))[:k]
@@ -287,10 +287,10 @@ class Tools:
         another prompt, with the likely next words that each raises and lowers here. Relevance alone proves nothing: the
         control switches these neurons off, and others, most of which are less active; with `counterfactual`, the nodes
         that change most are a harder control."""
-        model, read = self.session.model, _read(prompt, chat)
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)
-        other = other_prompt(read, counterfactual)
-        relevance = attribute(model, read, target, contrast, counterfactual=other, sites=sites)
+        other = other_prompt(text_or_chat, counterfactual)
+        relevance = attribute(model, text_or_chat, target, contrast, counterfactual=other, sites=sites)
         sizes = ablation_sizes(site, k) if counterfactual else []
         with self.session.store() as store:
             ranking = Ranking(RANKED_ROWS, site)
@@ -350,9 +350,9 @@ class Tools:
         difference that is lost without each, and edges (by the handle). Without a number of nodes, they are those of
         the stages."""
         need("circuits")
-        model, read = self.session.model, _read(prompt, chat)
-        other = other_prompt(read, counterfactual)
-        graph = circuit(model, read, target, contrast, counterfactual=other, nodes=nodes, on_progress=reporting(ctx))
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
+        other = other_prompt(text_or_chat, counterfactual)
+        graph = circuit(model, text_or_chat, target, contrast, counterfactual=other, nodes=nodes, on_progress=reporting(ctx))
         groups = []
         for group in graph.groups[:TOP_ROWS]:
             row = graph.without(group)
@@ -446,13 +446,13 @@ class Tools:
     ) -> Document:
         """Generate with edited neurons (set, scaled, added to, swapped) and without. The control makes the same edits
         to random neurons of the same layers; the side effects are changes in unrelated texts."""
-        model, read, parsed = self.session.model, _read(prompt, chat), parse_edits(edits)
+        model, text_or_chat, parsed = self.session.model, _as_prompt(prompt, chat), parse_edits(edits)
         steps = RANDOM_DRAWS + 2 * max_new_tokens
         with self.session.store() as store:
             statistic = store.neurons.statistic if store else None
             raw = [edit.in_raw_units(statistic) for edit in parsed]
-        control = random_edit_control(model, read, raw, target, contrast, on_progress=reporting(ctx, 0, steps))
-        comparison = compare(model, read, raw, max_new_tokens, on_token=reporting(ctx, RANDOM_DRAWS, steps))
+        control = random_edit_control(model, text_or_chat, raw, target, contrast, on_progress=reporting(ctx, 0, steps))
+        comparison = compare(model, text_or_chat, raw, max_new_tokens, on_token=reporting(ctx, RANDOM_DRAWS, steps))
         kl, count = self.session.held_out.off_target_kl(raw), len(self.session.held_out.contexts)
         sides = {"plain": comparison.plain, "steered": comparison.steered}
         return {
@@ -478,10 +478,10 @@ class Tools:
         """Find a small set of edits that makes another token (or phrase) come next, and measure its side effects. With
         `source`, heads are swapped if that suffices; else FFN neurons are set. The control makes the same edits to
         random other heads or neurons, twenty times. It takes up to a minute."""
-        model, read, steps = self.session.model, _read(prompt, chat), max_neurons + STEPS
+        model, text_or_chat, steps = self.session.model, _as_prompt(prompt, chat), max_neurons + STEPS
         report = reporting(ctx, 0, steps)
         with self.session.store() as store:
-            recipe = flip(model, read, to, other_prompt(read, source), max_neurons, store=store, on_progress=report)
+            recipe = flip(model, text_or_chat, to, other_prompt(text_or_chat, source), max_neurons, store=store, on_progress=report)
         report = reporting(ctx, max_neurons, steps)
         outcome = outcome_of(model, recipe, self.session.held_out, on_progress=report)
         recipe = recipe.noting(**outcome.provenance())
@@ -535,11 +535,11 @@ class Tools:
     ) -> Document:
         """Generate with more (or less) of a concept, within a limit of side effects. The control makes the same edits
         to random neurons, twenty times, and measures those texts by the concept. It takes half a minute."""
-        model, read, used = self.session.model, _read(prompt, chat), self._concept(concept)
+        model, text_or_chat, used = self.session.model, _as_prompt(prompt, chat), self._concept(concept)
         contexts = self.session.held_out
         recipe = used.recipe(model, kl=kl, suppress=suppress, held_out=contexts)
         options: dict[str, Any] = {"contexts": contexts, "on_progress": reporting(ctx)}
-        comparison, outcome = steer_concept(model, used, read, recipe, max_new_tokens, **options)
+        comparison, outcome = steer_concept(model, used, text_or_chat, recipe, max_new_tokens, **options)
         return {
             "edits": [str(edit) for edit in recipe],
             "plain": comparison.plain.text,
@@ -644,5 +644,5 @@ def _suggestion(row: Suggestion) -> Document:
     return {name: getattr(row, name) for name in ("text", "word", "instead_of", "answer", "probability")}
 
 
-def _read(prompt: str, chat: bool) -> str | Chat:
+def _as_prompt(prompt: str, chat: bool) -> str | Chat:
     return Chat([{"role": "user", "content": prompt}]) if chat else prompt
