@@ -416,7 +416,7 @@ def exactly_one(choices: dict[str, Any]) -> None:
         raise click.UsageError(f"Give exactly one of {', '.join(names)} and {last}.")
 
 
-def lines(path: str) -> list[str]:
+def read_lines(path: str) -> list[str]:
     """Return the lines of a file that are not empty. Raises `InputError` where there are none."""
     texts = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not texts:

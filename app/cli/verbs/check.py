@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, lines, named, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, named, option, read_lines, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, need
@@ -119,7 +119,7 @@ def _check_monitor(options: Options) -> None:
 
     monitor = icebear.Monitor.load(options.file)
     conditions = conditions_of(options.under)
-    read = [lines(path) if path else [] for path in (options.with_, options.without)]
+    read = [read_lines(path) if path else [] for path in (options.with_, options.without)]
     texts = checked_texts(monitor, *read)
     name = options.model.model if named("model") else monitor.model_name
     model = options.model.load(name)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, Verbs, argument, exactly_one, lines, option, record, verb
+from icebear.app.cli.options import ModelOptions, Verbs, argument, exactly_one, option, read_lines, record, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, StoreError
@@ -63,7 +63,7 @@ def find(options: Find) -> None:
         raise InputError(
             f"A concept cannot be named {options.name!r} because .json means a file; leave out the ending."
         )
-    texts = lines(options.with_), lines(options.without)
+    texts = read_lines(options.with_), read_lines(options.without)
     sites = [one_of(site.strip(), "site", SITES) for site in options.site.split(",")]
     model = options.model.load()
     with icebear.open_store(options.store, create=True) as store:
@@ -162,7 +162,7 @@ def measure(options: Measure) -> None:
     if options.texts and options.html:
         raise click.UsageError("--html is for one TEXT; leave out --texts.")
     this = _read(options.name, options.store)
-    texts = lines(options.texts) if options.texts else [str(options.text)]
+    texts = read_lines(options.texts) if options.texts else [str(options.text)]
     model = options.model.load()
     rows = this.measures(model, texts)
     write_page(options.html, rows[0].to_html)
@@ -258,8 +258,8 @@ def monitor(options: Watch) -> None:
     """
     from icebear.app.cli.tables.steering import monitor_report
 
-    this, negatives = _read(options.name, options.store), lines(options.negatives)
-    shifts = {Path(with_it).stem: (lines(with_it), lines(without)) for with_it, without in options.shift}
+    this, negatives = _read(options.name, options.store), read_lines(options.negatives)
+    shifts = {Path(with_it).stem: (read_lines(with_it), read_lines(without)) for with_it, without in options.shift}
     model = options.model.load()
     with bar("texts") as move:
         result = icebear.monitor(

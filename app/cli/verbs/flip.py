@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, PromptOptions, lines, option, record, verb
+from icebear.app.cli.options import ModelOptions, PromptOptions, option, read_lines, record, verb
 from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import STORE_IF_ANY, significant_labels, store_if_any
@@ -68,7 +68,7 @@ def flip(options: Options) -> None:
         raise click.UsageError(
             "--top-k works only with --suppress or --suppress-phrase; add one of them, or leave it out."
         )
-    held_out = lines(options.held_out) if options.held_out else None
+    held_out = read_lines(options.held_out) if options.held_out else None
     model = options.model.load()
     from icebear.app.cli.tables.cards import labels_table
     from icebear.app.cli.tables.steering import recipe_report

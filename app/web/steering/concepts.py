@@ -95,8 +95,8 @@ def _examples() -> None:
             label = "Or words: sentences of the index with one of them, and others"
             st.text_input(label, placeholder="food bread soup meat fruit", key="concept_words", on_change=_from_words)
     left, right = st.columns(2)
-    positive = watch.lines(left, "Positive examples (one a line)", "concept_with", FEWEST)
-    negative = watch.lines(right, "Negative examples, otherwise similar (one a line)", "concept_without", FEWEST)
+    positive = watch.texts_field(left, "Positive examples (one a line)", "concept_with", FEWEST)
+    negative = watch.texts_field(right, "Negative examples, otherwise similar (one a line)", "concept_without", FEWEST)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.text_input("Name", "my concept", key="concept_name", width=240)
         most = st.number_input("Neurons at most", 1, 100, 20, key="concept_most", width=160)
