@@ -14,7 +14,7 @@ from icebear.app.web import chat_clicks
 from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables, words
 from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
-from icebear.app.web.shared.explanations import answered, explained_words
+from icebear.app.web.shared.explanations import answer_at, explained_words
 from icebear.concepts.answers.breakdown import SourceBreakdown, SourcePart, part_names, source_breakdown
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
@@ -131,13 +131,13 @@ def details(chat: Chat, turn: int, span: tuple[int, int], breakdown: SourceBreak
 def _answer(chat: Chat, turn: int) -> tuple[str, Answer]:
     """Return the conversation up to a message, as JSON, and this message."""
     text = chat.of(chat.messages[: turn + 1]).to_json(None)
-    return text, answered(served.model_name(), text, turn)
+    return text, answer_at(served.model_name(), text, turn)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _breakdown_of(name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Job:
     """Return the job that finds what the words come from, or has found it, for all visitors."""
-    model, answer = jobs.model(), answered(name, chat, turn)
+    model, answer = jobs.model(), answer_at(name, chat, turn)
     options: dict[str, Any] = {"contrast": contrast} if contrast else {"number": "log-odds"}
     return Job("Explaining", lambda job: source_breakdown(model, answer, span, **options))
 

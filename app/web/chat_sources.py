@@ -11,7 +11,7 @@ from icebear.app.web import chat_clicks
 from icebear.app.web.shared import jobs, markdown, served, words
 from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
-from icebear.app.web.shared.explanations import answered
+from icebear.app.web.shared.explanations import answer_at
 from icebear.concepts.answers.source_records import NAT, SourcedSentence, SourceEffect
 from icebear.concepts.answers.source_sentences import change_text, finding
 from icebear.concepts.answers.sources import Sources, effect_of_source, sources
@@ -110,20 +110,20 @@ def _last_answer(chat: Chat) -> tuple[int, Answer]:
     if not numbers:
         raise InputError("There is no answer yet; ask for one.")
     text = chat.of(chat.messages[: numbers[-1] + 1]).to_json(None)
-    return numbers[-1], answered(served.model_name(), text, numbers[-1])
+    return numbers[-1], answer_at(served.model_name(), text, numbers[-1])
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _sources(name: str, chat: str, turn: int, span: tuple[int, int]) -> Job:
     """Return the job that measures where a sentence came from, or has measured it, for all visitors."""
-    model, answer = jobs.model(), answered(name, chat, turn)
+    model, answer = jobs.model(), answer_at(name, chat, turn)
     return Job("Removing sentences", lambda job: sources(model, answer, span=span, on_progress=job.step))
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _effect(name: str, chat: str, turn: int, message: int, at: int) -> Job:
     """Return the job that measures what a sentence of the context did, for all visitors."""
-    model, answer = jobs.model(), answered(name, chat, turn)
+    model, answer = jobs.model(), answer_at(name, chat, turn)
     return Job("Removing the sentence", lambda job: effect_of_source(model, answer, message, at))
 
 

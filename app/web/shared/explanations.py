@@ -49,13 +49,14 @@ def _attributed(key: tuple, prompt: PromptLike | Answer, **options: Any) -> Rele
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def answered(name: str, chat: str, turn: int) -> Answer:
+def answer_at(name: str, chat: str, turn: int) -> Answer:
+    """Return the message of a chat with this index as an answer. chat: the messages, as JSON."""
     return answer_of(jobs.model(), Chat.from_json(chat), turn)
 
 
 def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
     """Return the relevance for words of an answer, cached for all visitors; neurons only at the last word."""
-    answer = answered(served.model_name(), chat, turn)
+    answer = answer_at(served.model_name(), chat, turn)
     return _attributed((chat, turn, span, contrast), answer, contrast=contrast, span=span, record="last")
 
 
