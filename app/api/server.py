@@ -21,14 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from icebear.actmax.neuronpedia import model_id
 from icebear.app.api.calls import CALLS, Call, Document, capabilities, check_model
 from icebear.app.api.schemas import LIMITS, ModelRequest, Refusal
-from icebear.app.base_path import Base
+from icebear.app.base_path import BasePath
 from icebear.app.localhost import is_local
 from icebear.app.refusals import one_line, with_arguments
 from icebear.app.session import Session
 from icebear.concepts.passes.run import Checked
 from icebear.errors import NumericalError, known_error
 
-NO_BASE = Base()
+NO_BASE = BasePath()
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Refusal, "description": "The request cannot be answered"},
     413: {"model": Refusal, "description": "The body is too large"},
@@ -151,7 +151,7 @@ def _written(answer: Document, as_lines: bool) -> Response:
         raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
 
 
-def server(session: Session, base: Base = NO_BASE) -> FastAPI:
+def server(session: Session, base: BasePath = NO_BASE) -> FastAPI:
     """Return the application. It has no pages of documentation: those of FastAPI are read from the web."""
     app = FastAPI(
         title="icebear",

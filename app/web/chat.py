@@ -221,7 +221,7 @@ def _messages(
                 st.caption(markdown.plain(role))
             colored = [(piece, value, value / darkest) for piece, value in colors[number]]
             _message(chat, number, span if number == turn else None, colored, live)
-            chat_monitors.strip(chat, number)
+            chat_monitors.show_verdicts(chat, number)
 
 
 def _message(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from icebear.app.base_path import Base
+from icebear.app.base_path import BasePath
 from icebear.app.cli.options import ModelOptions, check_port, option, record, verb
 from icebear.errors import InputError, need
 from icebear.paths import check_model_path
@@ -28,7 +28,7 @@ def serve(options: Options) -> None:
       icebear serve --model smollm2-135m
     """
     need("serve")
-    base = Base.parse(options.base_path) if options.base_path else Base()
+    base = BasePath.parse(options.base_path) if options.base_path else BasePath()
     check_model_path(options.model.model)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the app
     import uvicorn
