@@ -24,17 +24,22 @@ OFFERED = 2
 
 
 def forget() -> None:
-    """What was chosen for another prompt does not fit the one that is typed, for which icebear chooses; a callback."""
+    """Clear what was chosen for the previous prompt, so that icebear chooses again; the callback of the prompt field."""
     state = st.session_state
     state.update(counterfactual="", target=None, contrast=None, switch=False, word=None, typed_as=None)
     if edits := state.get("edits"):  # a swap is with another prompt
         state["edits"] = "\n".join(line for line in edits.splitlines() if "<-" not in line)
-    typed = state["typed"] = state["prompt"]
-    before = [prompt for prompt in state.get("recent", []) if prompt != typed]
-    state["recent"] = [typed, *before][:RECENT]
+    state["typed"] = state["prompt"]
+    _remember(state["prompt"])
 
 
-def field(prompt: str, default: str, label: str) -> str | None:
+def _remember(prompt: str) -> None:
+    """Put a prompt before those of this visit that can be chosen again."""
+    before = [other for other in st.session_state.get("recent", []) if other != prompt]
+    st.session_state["recent"] = [prompt, *before][:RECENT]
+
+
+def field(default: str, label: str) -> str | None:
     """Draw the field; None if it is empty."""
     options = {
         "value": default,
@@ -45,7 +50,7 @@ def field(prompt: str, default: str, label: str) -> str | None:
 
 
 def _decide() -> None:
-    """What a person writes into the field, or an empty one, stays; its answer is another one; a callback."""
+    """Keep what the person wrote, also an empty text, and clear the contrast; the callback of the field."""
     st.session_state.update(typed=None, contrast=None, switch=False)
 
 

@@ -53,7 +53,7 @@ def prompts(label: str = "Compared with (counterfactual prompt)") -> tuple[str, 
     job = counterfactuals.choose()
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
     prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=PROMPT, on_change=counterfactuals.forget)
-    counterfactual = counterfactuals.field(prompt, DEFAULT_EXAMPLE.fields[1] if prompt == PROMPT else "", label)
+    counterfactual = counterfactuals.field(DEFAULT_EXAMPLE.fields[1] if prompt == PROMPT else "", label)
     if job:
         # No run waits for it: a request of the browser from before the field was filled would empty the field again.
         jobs.show_progress(job)

@@ -55,7 +55,7 @@ def show_word(request: Request, explanation: SavedExplanation) -> None:
         st.markdown(f"**{markdown.word(rows[0].word if rows else word)}** exchanged for another word. Then comes:")
         if rows:
             draw(exchanged, rows, "word")
-        _typed_word(request, exchanged, bounds)
+        _typed_word(exchanged, bounds)
 
 
 def draw(exchanged: WhatIf, rows: Sequence[Exchange], key: str) -> None:
@@ -70,7 +70,7 @@ def draw(exchanged: WhatIf, rows: Sequence[Exchange], key: str) -> None:
     st.caption(markdown.plain(control_text(exchanged)))
 
 
-def _typed_word(request: Request, exchanged: WhatIf, span: tuple[int, int]) -> None:
+def _typed_word(exchanged: WhatIf, span: tuple[int, int]) -> None:
     """Exchange the word for one that a person writes, or for the nearest one that fits."""
     word = st.text_input("Another word", key="own_word", placeholder="Write your own word")
     if not word or not word.strip():
