@@ -187,7 +187,7 @@ def _tools(chat: Chat) -> dict[str, Any]:
             seed = links.bound(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
         chat_monitors.choose()
         pictures.downloads("chat", {"json": chat.to_json})
-    if len(chat.to_json(None)) > links.LINK:
+    if len(chat.to_json(None)) > links.LONGEST_URL_VALUE:
         st.caption("This conversation is too long for a link; download it as JSON to share it.")
     edits = [line for line in st.session_state.get("edits", "").splitlines() if line.strip()]
     label = f"Answer with the {len(edits)} edits of {links.VIEWS['steer'].title}"

@@ -188,11 +188,11 @@ def _take(concept: Concept, name: str | None = None) -> None:
     keeps all of it. name: its name in the index, for the URL if it is longer."""
     record = replace(concept, vectors=(), texts=None, controls=()).to_dict()
     text = _json(record)
-    if len(text) > links.LINK:
+    if len(text) > links.LONGEST_URL_VALUE:
         short = ("auroc", "error", "tested_on", "means", "found_by")
         record["provenance"] = {key: record["provenance"].get(key) for key in short}
         text = _json(record)
-    text = text if len(text) <= links.LINK or name is None else name
+    text = text if len(text) <= links.LONGEST_URL_VALUE or name is None else name
     st.session_state.setdefault("concepts", {})[text] = concept
     links.to_url(concept=text)
 
