@@ -32,8 +32,8 @@ from serving import serving, started
 from icebear import attribute, explain, stages, steer
 from icebear.app.web.shared import background_job, gallery, jobs, markdown, pictures, served
 from icebear.app.web.shared import counterfactuals as boxes
-from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.all_visitors import ServerState
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.why import measuring
 from icebear.concepts.answers import what_if
 from icebear.concepts.answers.comparisons import Exchange

@@ -17,8 +17,8 @@ from icebear.actmax.searching import headings
 from icebear.app.web import neuron_card
 from icebear.app.web.neurons import PAGE_HITS
 from icebear.app.web.shared import all_visitors, background_job, index_builds, jobs, links, markdown, served
-from icebear.app.web.shared.background_job import STOPPED
 from icebear.app.web.shared.all_visitors import server_state
+from icebear.app.web.shared.background_job import STOPPED
 from icebear.db.search import by_words
 from icebear.errors import DownloadError
 from icebear.models.loading import loading

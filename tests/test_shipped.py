@@ -18,11 +18,11 @@ from icebear.actmax.index.head_norms import HeadNorms, head_means
 from icebear.actmax.shipped import shipped_index as module
 from icebear.actmax.shipped.index_choice import choose_index, index_beside, replacement, store_name
 from icebear.app.cli.main import main
-from icebear.app.session import Session
 from icebear.app.mcp.tools import searched
+from icebear.app.session import Session
 from icebear.app.web.shared import header, served
-from icebear.app.web.shared.index_builds import APP_SITES
 from icebear.app.web.shared.all_visitors import server_state
+from icebear.app.web.shared.index_builds import APP_SITES
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.concepts.vocabulary import calibration
 from icebear.db import search

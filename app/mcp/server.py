@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 from icebear.app.mcp.ledger import note, note_approval
 from icebear.app.mcp.plan import FREE, Plan, approved_plan
+from icebear.app.mcp.tools import Tools, tool_names
 from icebear.app.refusals import one_line
 from icebear.app.session import Session
-from icebear.app.mcp.tools import Tools, tool_names
 from icebear.errors import InputError, UnknownName
 from icebear.values import one_of
 

@@ -279,7 +279,9 @@ class Tools:
         target: Word = None,
         contrast: Word = None,
         counterfactual: Counterfactual | None = None,
-        site: Annotated[Literal["ffn", "attn", "head"], Field(description="FFN neurons, attention neurons, or heads.")] = "ffn",
+        site: Annotated[
+            Literal["ffn", "attn", "head"], Field(description="FFN neurons, attention neurons, or heads.")
+        ] = "ffn",
         chat: IsChat = False,
         k: Count = TOP_ROWS,
     ) -> Document:
@@ -303,7 +305,9 @@ class Tools:
         return self._explained("neurons", explanation, control, **rows)
 
     @tool
-    def compare_models(self, prompt: Prompt, target: Word = None, contrast: Word = None, k: Count = TOP_ROWS) -> Document:
+    def compare_models(
+        self, prompt: Prompt, target: Word = None, contrast: Word = None, k: Count = TOP_ROWS
+    ) -> Document:
         """Show which changed weights caused the difference between this model's answer and its base model's. The
         control restores the first changes to the base model's weights, and as many with the largest norms."""
         model, base = self.session.model, self.session.base_model
@@ -352,7 +356,9 @@ class Tools:
         need("circuits")
         model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
         other = other_prompt(text_or_chat, counterfactual)
-        graph = circuit(model, text_or_chat, target, contrast, counterfactual=other, nodes=nodes, on_progress=reporting(ctx))
+        graph = circuit(
+            model, text_or_chat, target, contrast, counterfactual=other, nodes=nodes, on_progress=reporting(ctx)
+        )
         groups = []
         for group in graph.groups[:TOP_ROWS]:
             row = graph.without(group)
@@ -481,7 +487,15 @@ class Tools:
         model, text_or_chat, steps = self.session.model, _as_prompt(prompt, chat), max_neurons + STEPS
         report = reporting(ctx, 0, steps)
         with self.session.store() as store:
-            recipe = flip(model, text_or_chat, to, other_prompt(text_or_chat, source), max_neurons, store=store, on_progress=report)
+            recipe = flip(
+                model,
+                text_or_chat,
+                to,
+                other_prompt(text_or_chat, source),
+                max_neurons,
+                store=store,
+                on_progress=report,
+            )
         report = reporting(ctx, max_neurons, steps)
         outcome = outcome_of(model, recipe, self.session.held_out, on_progress=report)
         recipe = recipe.noting(**outcome.provenance())

@@ -15,8 +15,8 @@ from icebear.actmax.atlas.atlas_page import part
 from icebear.actmax.atlas.saved_map import map_path, save_map, saved_drawing
 from icebear.actmax.searching import search
 from icebear.app.web.shared import header, links, markdown, question, served
-from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.all_visitors import server_state
+from icebear.app.web.shared.background_job import Job
 from icebear.db.search import NO_NEURON, absence, absent, nearest_by_chance
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words

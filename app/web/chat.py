@@ -198,9 +198,7 @@ def _tools(chat: Chat) -> dict[str, Any]:
     return {"max_new_tokens": count, "temperature": temperature, "seed": seed, "edits": edits}
 
 
-def _messages(
-    chat: Chat, turn: int, span: tuple[int, int] | None, colors: Sequence[words.Colored], live: bool
-) -> None:
+def _messages(chat: Chat, turn: int, span: tuple[int, int] | None, colors: Sequence[words.Colored], live: bool) -> None:
     """Show the last messages. colors: of each. live: with words to click on."""
     # At half of the color any text has a contrast of 4.5.
     darkest = 2 * max((abs(value) for row in colors for _, value in row), default=0) or 1.0

@@ -146,7 +146,11 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
     table = grid("part", ">relevance", "text")
     for unit, value in parts:
         text = visible(unit.text.strip())
-        cut = text if len(text) <= UNCUT_CHARACTERS else f"{text[: UNCUT_CHARACTERS // 2]} ... {text[-UNCUT_CHARACTERS // 2 :]}"
+        cut = (
+            text
+            if len(text) <= UNCUT_CHARACTERS
+            else f"{text[: UNCUT_CHARACTERS // 2]} ... {text[-UNCUT_CHARACTERS // 2 :]}"
+        )
         table.add_row(unit.turn, f"{value:+.3f}", Text(cut), style="dim" if unit.template else None)
     return table
 

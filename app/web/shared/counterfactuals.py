@@ -24,7 +24,7 @@ OFFERED = 2
 
 
 def forget() -> None:
-    """Clear what was chosen for the previous prompt, so that icebear chooses again; the callback of the prompt field."""
+    """Clear what was chosen for the previous prompt, so that icebear chooses again; callback of the prompt field."""
     state = st.session_state
     state.update(counterfactual="", target=None, contrast=None, switch=False, word=None, typed_as=None)
     if edits := state.get("edits"):  # a swap is with another prompt

@@ -12,9 +12,9 @@ from icebear.actmax.index.part_files import folder_of, parts_lines
 from icebear.actmax.shipped.index_choice import has_same_texts, store_name
 from icebear.actmax.shipped.shipped_index import shipped_path
 from icebear.app.web.shared import jobs, markdown, served
+from icebear.app.web.shared.all_visitors import cached_indexes, server_state
 from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.index_builds import APP_SITES, LARGE_INDEX, SMALL_INDEX
-from icebear.app.web.shared.all_visitors import cached_indexes, server_state
 from icebear.cache import cache_folder
 from icebear.db.store import documents_read, scan_facts
 from icebear.errors import StoreError

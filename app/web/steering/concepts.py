@@ -287,7 +287,9 @@ def _steer(concept: Concept) -> None:
     )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
-        kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", KL_LIMITS, 0.25, help=help_text, width=320)
+        kl = links.bound(
+            st.select_slider, "Side effects allowed (nats)", "kl", KL_LIMITS, 0.25, help=help_text, width=320
+        )
         suppress = links.bound(st.toggle, "Suppress instead", "suppress")
         by_vector = links.bound(st.toggle, "By its vector", "by_vector", help=VECTOR_HELP)
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
