@@ -15,7 +15,7 @@ from icebear.errors import DownloadError, StoreError
 from icebear.paths import local
 from icebear.records import Meaning, Neuron
 
-STORE_IF_ANY = "icebear.db in this folder, if there is one"
+STORE_IF_ANY = "icebear.db, if any"
 """The default of --store in the help of commands that also work without an index, and prepare none."""
 
 

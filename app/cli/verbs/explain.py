@@ -32,8 +32,7 @@ WORD_WAYS = "--span for another word, --next-token for the first token"
 @record
 class _Attribution(AttributionOptions):
     target: str | None = option(
-        "Token or label to explain; default: the most probable one, or for a PROMPT alone the most probable content "
-        "word."
+        "Token or label to explain; default: the likeliest, for a PROMPT alone the likeliest content word."
     )
 
 
