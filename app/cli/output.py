@@ -90,6 +90,13 @@ def write_page(path: str | None, content: Callable[[], str | bytes]) -> None:
         click.echo(f"Wrote {path}", err=True)
 
 
+def save(result: Any, path: str | None, **options: Any) -> None:
+    """Save a result to a file, if a path is given. options: the other arguments of its `save`."""
+    if path:
+        result.save(path, **options)
+        click.echo(f"Wrote {path}", err=True)
+
+
 def claim(path: str, model: icebear.Model, drafts: Callable[[], Iterable[Draft]]) -> None:
     """Measure claims, append them to a file, and name those that were refused. Raises `InputError`."""
     from icebear.claims.claims_files import append_drafts

@@ -9,7 +9,7 @@ import click
 
 import icebear
 from icebear.app.cli.options import ModelOptions, Verbs, argument, exactly_one, option, read_lines, record, verb
-from icebear.app.cli.output import claim, show, write_page
+from icebear.app.cli.output import claim, save, show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, StoreError
 from icebear.paths import local
@@ -80,8 +80,7 @@ def find(options: Find) -> None:
             )
         store.concepts.set({result.name: result.to_dict()})
         labels = _labels(store, result)
-    if options.save:
-        result.save(options.save)
+    save(result, options.save)
     show(options.json, result.to_dict(), concept_report(result, labels))
     if options.claim:
         from icebear.claims.kinds.meanings import ConceptClaim
@@ -212,8 +211,7 @@ def steer(options: Steer) -> None:
     with bar("texts") as move:
         result, outcome = steer_concept(model, this, options.prompt, recipe, *sampling, on_progress=move)
     recipe = recipe.noting(**outcome.provenance())
-    if options.save:
-        recipe.save(options.save, overwrite=True)
+    save(recipe, options.save, overwrite=True)
     measured = {"plain": outcome.control.before, "steered": outcome.control.after}
     document = {**result.to_dict(), "recipe": recipe.to_dict(), "measured": measured}
     show(options.json, document, comparison_table(result), steered_line(this, recipe), *outcome_lines(outcome))
@@ -265,8 +263,7 @@ def monitor(options: Watch) -> None:
         result = icebear.monitor(
             model, this, negatives, options.fpr, options.unit, options.detector, shifts, on_progress=move
         )
-    if options.save:
-        result.save(options.save, overwrite=True)
+    save(result, options.save, overwrite=True)
     show(options.json, result.to_dict(), monitor_report(result))
     if options.claim:
         from icebear.claims.kinds.meanings import MonitorClaim
@@ -287,7 +284,7 @@ def export(options: Export) -> None:
       icebear concept export music music.json --store wiki.db
     """
     this = _read(options.name, options.store)
-    this.save(options.file)
+    save(this, options.file)
     show(options.json, this.to_dict())
 
 

@@ -6,7 +6,7 @@ import click
 
 import icebear
 from icebear.app.cli.options import ModelOptions, PromptOptions, option, read_lines, record, verb
-from icebear.app.cli.output import claim, show
+from icebear.app.cli.output import claim, save, show
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import STORE_IF_ANY, significant_labels, store_if_any
 from icebear.models.text.chat import other_prompt
@@ -105,9 +105,7 @@ def flip(options: Options) -> None:
     show(
         options.json, document, recipe_report(recipe), *([labels_table(labels)] if labels else []), names=options.names
     )
-    if options.save:  # last, so that a path that cannot be written loses nothing
-        recipe.save(options.save, overwrite=True)
-        click.echo(f"Wrote {options.save}", err=True)
+    save(recipe, options.save, overwrite=True)  # last, so that a path that cannot be written loses nothing
     if options.claim:
         from icebear.claims.kinds.edits import FlipClaim
 
