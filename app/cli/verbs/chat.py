@@ -211,7 +211,7 @@ class _Conversation:
 
     def _sources(self, words: str) -> Any:
         """Measure what the last answer, or words of it, hangs on; of `details`, how much came from where."""
-        from icebear.app.cli.sourcing import measured_sources
+        from icebear.app.cli.measured_sources import measured_sources
         from icebear.app.cli.tables.explanations import origins_report, screen
         from icebear.concepts.answers.source_sentences import source_lines
 

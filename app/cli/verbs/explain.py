@@ -244,7 +244,7 @@ def _transfers(
 
 def _explain_sources(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> None:
     """Measure what an answer hangs on; the breakdown of its relevance is in JSON, and on the screen with --details."""
-    from icebear.app.cli.sourcing import measured_sources
+    from icebear.app.cli.measured_sources import measured_sources
     from icebear.app.cli.tables.explanations import probabilities, screen
     from icebear.concepts.answers.source_sentences import source_lines
 
