@@ -145,7 +145,7 @@ def _moved(
 
 
 def exchanged_sides(comparison: Comparison, store: Store, other: Store) -> list[ExchangedSide]:
-    """The sides with most exchanged sentences."""
+    """Return the sides with the most exchanged sentences, with the strongest sentence that is only in each model."""
     order = comparison.order[:LISTED]
     order = order[comparison.exchanged[order] > 0]
     neurons, sides = store.neurons.of((comparison.sides[order] // 2).tolist()), []
