@@ -57,7 +57,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
 
 def _meanings(text: str, turn: int, span: tuple[int, int], contrast: str | None) -> None:
     """Show the labels of the strongest neurons and heads behind the words, if there is an index with labels."""
-    if not served.has_readable_store():
+    if not served.has_labels():
         return
     relevance = explained_words(text, turn, span, contrast)
     if relevance.sums.target <= 0:  # it has no shares

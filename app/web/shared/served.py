@@ -80,8 +80,8 @@ def has_store(site: str | None = None) -> bool:
     return _has(store_path(site), site)
 
 
-def has_readable_store() -> bool:
-    """Return what `has_store` does, and False instead of an error, which the views that need an index report."""
+def has_labels() -> bool:
+    """Return whether labels can be read; the views that need an index report its errors."""
     with suppress(IcebearError):
         return has_store()
     return False

@@ -91,7 +91,7 @@ def _examples() -> None:
     """Draw the fields for examples, each with its counter, and the button that starts to find their concept."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.button("Try an example: music", key="music", icon=":material/music_note:", on_click=_music)
-        if served.has_readable_store():
+        if served.has_labels():
             label = "Or words: sentences of the index with one of them, and others"
             st.text_input(label, placeholder="food bread soup meat fruit", key="concept_words", on_change=_from_words)
     left, right = st.columns(2)
@@ -170,7 +170,7 @@ def of_neurons(sides: Sequence[tuple[str, str]], name: str) -> None:
 
 
 def _names() -> list[str]:
-    if not served.has_readable_store():
+    if not served.has_labels():
         return []
     with served.store() as opened:
         return list(opened.concepts.all())

@@ -217,7 +217,7 @@ def _controls(edits: list[Edit], number: int) -> None:
         key = f"{field} {number} {edit}"
         return {"key": key, "on_change": change, "args": (key, field)}
 
-    units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_readable_store() else [""])]))
+    units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_labels() else [""])]))
     wheres = list(dict.fromkeys([edit.where, *TOKEN_GROUPS]))
     if isinstance(edit.source, str):
         st.text_input("Its value after", edit.source, **options("source"))
