@@ -38,7 +38,7 @@ picture = st.components.v2.component(
 
 
 def show() -> None:
-    if header.asked_for_index("A map of neurons needs"):
+    if header.no_store_yet("A map of neurons needs"):
         return
     with served.store() as opened:
         drawing = _drawing(str(opened.path), opened.changed(), _saved_at(opened))

@@ -27,7 +27,7 @@ from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
 from icebear.app.web.shared import jobs, links, markdown, pictures, served
 from icebear.app.web.shared.background_job import Job
-from icebear.app.web.shared.header import asked_for_index, offer_small
+from icebear.app.web.shared.header import no_store_yet, offer_small
 from icebear.app.web.shared.index_builds import APP_SITES
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import both_projections
@@ -64,7 +64,7 @@ def show(name: str) -> None:
         return
     vocabulary = st.container()
     if not served.has_store():
-        asked_for_index("Sentences and statistics need")
+        no_store_yet("Sentences and statistics need")
     elif neuron.site in APP_SITES:
         offer_small(f"no sentences for {neuron.site} neurons")
     else:

@@ -13,7 +13,7 @@ from icebear.actmax.searching import headings, search
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import links, markdown, served
-from icebear.app.web.shared.header import asked_for_index
+from icebear.app.web.shared.header import no_store_yet
 from icebear.db.search import NO_NEURON, absence, absent
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words, padded, words_of
@@ -65,7 +65,7 @@ def _go_back() -> None:
 
 
 def _search(text: str) -> None:
-    if asked_for_index("A search by words needs"):
+    if no_store_yet("A search by words needs"):
         return
     with served.store() as opened, served.beside(opened) as other:
         for index in (opened, other) if other else (opened,):

@@ -112,7 +112,7 @@ def _watching() -> None:
         st.rerun()
 
 
-def asked_for_index(needs: str) -> bool:
+def no_store_yet(needs: str) -> bool:
     """If there is no index to read, say what `needs` it, and ask to build one. Return whether it was asked for."""
     if served.has_store():
         return False
