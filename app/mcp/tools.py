@@ -76,7 +76,7 @@ Length = Annotated[int, Field(ge=1, le=200, description="How many tokens to gene
 Name = Annotated[str, Field(max_length=200)]
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=200, description="With role and content.")]
 Texts = Annotated[list[str], Field(min_length=FEWEST, max_length=500)]
-Document = dict[str, Any]
+Answer = dict[str, Any]
 SIMILAR = "Found by similarity, which is no cause; steer measures what a neuron does."
 TOP_ROWS = 8
 """Rows of a list in an answer; its handle has all."""
@@ -137,7 +137,7 @@ class Tools:
     @tool
     def predict(
         self, ctx: Context, prompt: Prompt, chat: IsChat = False, k: Count = 5, max_new_tokens: Length = 20
-    ) -> Document:
+    ) -> Answer:
         """Return the most probable next tokens, and the greedy continuation."""
         model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
         report = reporting(ctx, steps=max_new_tokens)
@@ -145,13 +145,13 @@ class Tools:
         return {"next": list(map(vars, model.predict(text_or_chat, k))), "continuation": text}
 
     @tool
-    def suggest_counterfactuals(self, prompt: Prompt) -> Document:
+    def suggest_counterfactuals(self, prompt: Prompt) -> Answer:
         """Suggest prompts with the same number of tokens and another answer. Choose one whose difference is what you
         ask about, and give it as `counterfactual`."""
         return {"counterfactuals": list(map(_suggestion, suggest_counterfactuals(self.session.model, prompt)))}
 
     @tool
-    def what_if(self, prompt: Prompt, chat: IsChat = False, k: Count = 6) -> Document:
+    def what_if(self, prompt: Prompt, chat: IsChat = False, k: Count = 6) -> Answer:
         """Exchange each content word of a prompt for similar ones, and measure what this changes: `change` is that of
         the log-odds of the likeliest content word (`explained`), in nats. The first rows are of the words on which the
         answer hangs most; `others` is the range of changes by all words but the first three, their control."""
@@ -173,7 +173,7 @@ class Tools:
         messages: Messages,
         units: Literal["sentence", "message", "document"] = "sentence",
         max_new_tokens: Length = 60,
-    ) -> Document:
+    ) -> Answer:
         """Measure which sentences of a conversation an answer hangs on: each source is removed, and `change` is that of
         the log-probability of a sentence of the answer (nats; a loss is negative). `random` has the changes without
         random other sources, their control. If the last message is the assistant's, it is explained as it stands;
@@ -209,7 +209,7 @@ class Tools:
         contrast: Word = None,
         chat: IsChat = False,
         no_counterfactual: Annotated[bool, Field(description="Choose none for a prompt alone.")] = False,
-    ) -> Document:
+    ) -> Answer:
         """Show how the answer is computed, compared with another prompt: which token is read, which attention heads
         move its information to the last token, and which neurons write the answer. Every share is an intervention, with
         random parts in brackets as its control. For a prompt alone a counterfactual is chosen, if there is a good one;
@@ -259,7 +259,7 @@ class Tools:
         counterfactual: Counterfactual | None = None,
         chat: IsChat = False,
         k: Count = TOP_ROWS,
-    ) -> Document:
+    ) -> Answer:
         """Show how much each token of the prompt contributes to the next token (AttnLRP relevance), or with
         `counterfactual` to the difference to another prompt. The control removes the two tokens that contribute most,
         and others."""
@@ -284,7 +284,7 @@ class Tools:
         ] = "ffn",
         chat: IsChat = False,
         k: Count = TOP_ROWS,
-    ) -> Document:
+    ) -> Answer:
         """List the neurons that contribute most to the next token, or with `counterfactual` to the difference to
         another prompt, with the likely next words that each raises and lowers here. Relevance alone proves nothing: the
         control switches these neurons off, and others, most of which are less active; with `counterfactual`, the nodes
@@ -307,7 +307,7 @@ class Tools:
     @tool
     def compare_models(
         self, prompt: Prompt, target: Word = None, contrast: Word = None, k: Count = TOP_ROWS
-    ) -> Document:
+    ) -> Answer:
         """Show which changed weights caused the difference between this model's answer and its base model's. The
         control restores the first changes to the base model's weights, and as many with the largest norms."""
         model, base = self.session.model, self.session.base_model
@@ -324,7 +324,7 @@ class Tools:
             "handle": self.session.keep("changes", explanation, lists, **files),
         }
 
-    def _explained(self, kind: str, explanation: Explanation, control: RandomControl | None, **rows: Any) -> Document:
+    def _explained(self, kind: str, explanation: Explanation, control: RandomControl | None, **rows: Any) -> Answer:
         """Return the answer about an explanation; the file behind its handle has the controls too."""
         relevance = explanation.relevance
         lists = {"neurons": list(map(_node, explanation.nodes)), "tokens": explanation.tokens}
@@ -349,7 +349,7 @@ class Tools:
         contrast: Word = None,
         chat: IsChat = False,
         nodes: Annotated[int | None, Field(ge=1, le=200)] = None,
-    ) -> Document:
+    ) -> Answer:
         """Find the circuit behind the difference between two prompts: groups of heads and neurons, the share of the
         difference that is lost without each, and edges (by the handle). Without a number of nodes, they are those of
         the stages."""
@@ -380,7 +380,7 @@ class Tools:
     @tool
     def neuron(
         self, neuron: Annotated[str, Field(max_length=40, description="L29.ffn.860 or L23.head.4")], k: Count = 4
-    ) -> Document:
+    ) -> Answer:
         """Return the tokens that a neuron promotes and suppresses, and, with an index, its maximally activating texts
         in both directions, the words that it raises and lowers after them (measured), and its label with a score; of
         an attention head, the texts in which it writes most, where it attends to, and its kind beside a null. A
@@ -420,7 +420,7 @@ class Tools:
         }
 
     @tool
-    def search(self, text: Annotated[str, Field(min_length=1, max_length=500)], k: Count = TOP_ROWS) -> Document:
+    def search(self, text: Annotated[str, Field(min_length=1, max_length=500)], k: Count = TOP_ROWS) -> Answer:
         """Find neurons that are related to some words: by their maximally activating texts and labels; then, apart from
         these, by the tokens they promote. Needs an index."""
         with self.session.store("Searching neurons by words") as store:
@@ -449,7 +449,7 @@ class Tools:
         contrast: Word = None,
         chat: IsChat = False,
         max_new_tokens: Length = 20,
-    ) -> Document:
+    ) -> Answer:
         """Generate with edited neurons (set, scaled, added to, swapped) and without. The control makes the same edits
         to random neurons of the same layers; the side effects are changes in unrelated texts."""
         model, text_or_chat, parsed = self.session.model, _as_prompt(prompt, chat), parse_edits(edits)
@@ -480,7 +480,7 @@ class Tools:
         ] = None,
         chat: IsChat = False,
         max_neurons: Annotated[int, Field(ge=1, le=50)] = 10,
-    ) -> Document:
+    ) -> Answer:
         """Find a small set of edits that makes another token (or phrase) come next, and measure its side effects. With
         `source`, heads are swapped if that suffices; else FFN neurons are set. The control makes the same edits to
         random other heads or neurons, twenty times. It takes up to a minute."""
@@ -513,7 +513,7 @@ class Tools:
     @tool
     def concept_find(
         self, ctx: Context, name: Name, with_texts: Texts, without_texts: Texts, max_neurons: Count = 20
-    ) -> Document:
+    ) -> Answer:
         """Find the fewest neurons that separate texts with a concept from otherwise similar texts without it. The score
         is measured on a held-out quarter of the texts; chance is 0.5."""
         model = self.session.model
@@ -526,7 +526,7 @@ class Tools:
         return {"name": name, "neurons": rows[:TOP_ROWS], "about": concept.about, **score, "handle": handle}
 
     @tool
-    def concept_measure(self, concept: Name, text: Prompt) -> Document:
+    def concept_measure(self, concept: Name, text: Prompt) -> Answer:
         """Measure how much of a concept is in a text, token by token. A concept is a handle, the name of one in the
         index, or a .json file in the server's folder."""
         measured = self._concept(concept).measure(self.session.model, text)
@@ -546,7 +546,7 @@ class Tools:
         suppress: Annotated[bool, Field(description="Less of the concept instead.")] = False,
         chat: IsChat = False,
         max_new_tokens: Length = CONCEPT_TOKENS,
-    ) -> Document:
+    ) -> Answer:
         """Generate with more (or less) of a concept, within a limit of side effects. The control makes the same edits
         to random neurons, twenty times, and measures those texts by the concept. It takes half a minute."""
         model, text_or_chat, used = self.session.model, _as_prompt(prompt, chat), self._concept(concept)
@@ -581,7 +581,7 @@ class Tools:
             list[dict[str, Any]],
             Field(min_length=1, max_length=200, description="Each with tool, arguments, and why it is made."),
         ],
-    ) -> Document:
+    ) -> Answer:
         """Write down the calls that you mean to make, for the user to approve. Nothing else runs before that."""
         path = self.session.plan
         assert path is not None
@@ -596,7 +596,7 @@ class Tools:
         part: Annotated[str, Field(max_length=40, description="tokens, neurons, nodes, edges, groups, examples, ...")],
         start: Annotated[int, Field(ge=0)] = 0,
         count: Annotated[int, Field(ge=1, le=200)] = 50,
-    ) -> Document:
+    ) -> Answer:
         """Return more rows of an earlier answer, by its handle."""
         lists = self.session.result(handle).lists
         if part not in lists:
@@ -610,7 +610,7 @@ class Tools:
         self,
         handle: Name,
         file: Annotated[str, Field(max_length=200, description="A new file in the server's folder: why.html")],
-    ) -> Document:
+    ) -> Answer:
         """Save an earlier answer, by its handle, as .json, or as a page .html if it has one, in the folder that the
         user named."""
         result, suffix = self.session.result(handle), self.session.path_of(file).suffix.removeprefix(".")
@@ -626,13 +626,13 @@ def tool_names(session: Session) -> list[str]:
     return [name for name in vars(Tools) if not name.startswith("_") and (name != "plan" or session.plan is not None)]
 
 
-def strongest(rows: list[Document], k: int) -> list[Document]:
+def strongest(rows: list[Answer], k: int) -> list[Answer]:
     """Return the first k examples of each index at each polarity."""
     sides = dict.fromkeys((row.get("index"), row["polarity"]) for row in rows)
     return [row for side in sides for row in [r for r in rows if (r.get("index"), r["polarity"]) == side][:k]]
 
 
-def searched(store: Store, text: str, k: int) -> tuple[list[Document], list[str]]:
+def searched(store: Store, text: str, k: int) -> tuple[list[Answer], list[str]]:
     """Return the hits of a search, each with the name of its index, and what to know of them."""
     name, hits = store_name(store), search(store, text, k, download=False)
     rows = [
@@ -643,7 +643,7 @@ def searched(store: Store, text: str, k: int) -> tuple[list[Document], list[str]
     return rows, list(filter(None, [absence(absent(store, text)), f"Index: {name}. It holds {store.sample}.", *kinds]))
 
 
-def _node(node: ExplainedNode) -> Document:
+def _node(node: ExplainedNode) -> Answer:
     """Return a node with the words that it raises and lowers here, without its vocabulary projection."""
     return {name: value for name, value in node.to_dict().items() if name != "promotes"}
 
@@ -654,7 +654,7 @@ def _about_answer(exchanged: WhatIf, text: str | None) -> list[str]:
     return [*question, answer_sentence(exchanged, "target for another first token")]
 
 
-def _suggestion(row: Suggestion) -> Document:
+def _suggestion(row: Suggestion) -> Answer:
     return {name: getattr(row, name) for name in ("text", "word", "instead_of", "answer", "probability")}
 
 
