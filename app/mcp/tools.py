@@ -305,9 +305,7 @@ class Tools:
         return self._explained("neurons", explanation, control, **rows)
 
     @tool
-    def compare_models(
-        self, prompt: Prompt, target: Word = None, contrast: Word = None, k: Count = TOP_ROWS
-    ) -> Answer:
+    def compare_models(self, prompt: Prompt, target: Word = None, contrast: Word = None, k: Count = TOP_ROWS) -> Answer:
         """Show which changed weights caused the difference between this model's answer and its base model's. The
         control restores the first changes to the base model's weights, and as many with the largest norms."""
         model, base = self.session.model, self.session.base_model
