@@ -1,1 +1,1 @@
-"""The faces: the command line, the app and the MCP server. No mathematics and no SQL."""
+"""User interfaces: cli (command line), web (app), mcp (MCP server), api (HTTP server). No mathematics and no SQL."""

@@ -1,4 +1,4 @@
-"""The base path below which a proxy of this machine serves the app and `icebear serve`. It needs no extra."""
+"""The base path below which a proxy of this machine serves the app and `icebear serve`; imports no optional package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATH = re.compile(r"(/[\w.~@-]+)*")
 
 
 @dataclass(frozen=True)
-class Base:
+class BasePath:
     """Where a proxy serves the app: below a path, and at a host whose name requests may have."""
 
     path: str = ""
@@ -23,7 +23,7 @@ class Base:
     """Empty for this machine only."""
 
     @classmethod
-    def parse(cls, text: str) -> Base:
+    def parse(cls, text: str) -> BasePath:
         """Read a path such as /user/me/proxy/absolute/8501, or an address such as https://hub.example.org/user/me.
 
         Raises `InputError` for any other text.

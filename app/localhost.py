@@ -1,4 +1,4 @@
-"""Requests from this machine only, also by way of a website: for the app and for `icebear serve`."""
+"""Whether a request names this machine, which those of a website whose name points here (DNS rebinding) do not."""
 
 import re
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from icebear.app.api.server import server
-from icebear.app.mcp.session import Session
+from icebear.app.session import Session
 
 
 def text() -> str:

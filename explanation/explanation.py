@@ -57,6 +57,11 @@ CARD_EXAMPLES = 4
 """The number of examples on a card."""
 
 
+def ablation_sizes(site: str | None, top: int) -> list[int]:
+    """Return the numbers of nodes that a ranking of `top` nodes of a site is ablated by: a model has few heads."""
+    return sorted({top, *((1, 2, 5, 10) if site == "head" else (100, 1000))})
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation(ExplainedPrediction):
     """The explanation of a prediction: tokens, nodes, and controls of both."""

@@ -10,7 +10,7 @@ from streamlit.proto.WidgetStates_pb2 import WidgetState
 from streamlit.testing.v1 import AppTest, element_tree, local_script_runner
 from streamlit.util import calc_hash
 
-from icebear.app.web.shared import background
+from icebear.app.web.shared import background_job
 
 MAIN = "../app/web/script/main.py"
 
@@ -71,8 +71,8 @@ def fine(page):
 def end_jobs():
     """End what works in the background, but for loading a model, lest it run on beside other tests. It starts anew for
     the next page that shows it."""
-    loads = background.shared().loads.values()
-    jobs = [job for job in threading.enumerate() if isinstance(job, background.Job) and job not in loads]
+    loads = background_job.loads.values()
+    jobs = [job for job in threading.enumerate() if isinstance(job, background_job.Job) and job not in loads]
     for job in jobs:
         job.abandoned = True
         job.stop()

@@ -385,10 +385,10 @@ def whole_environment(folder, monkeypatch):
 @pytest.fixture
 def no_stages(monkeypatch):
     """Stages and counterfactuals take seconds. What tests leave of them in the caches of the app is forgotten."""
-    from icebear.app.web.shared import background, counterfactuals
+    from icebear.app.web.shared import all_visitors, counterfactuals
 
     def forget():
-        background.shared().staged.clear()
+        all_visitors.server_state().staged.clear()
         counterfactuals._exchanging.clear()
 
     forget()
@@ -403,11 +403,11 @@ def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     """A small model, and a store that is not there; the texts are ours, as a store is built of them."""
     from appview import end_jobs, set_up
 
-    from icebear.app.web.shared import background
+    from icebear.app.web.shared import all_visitors
 
     set_up(monkeypatch, model=tiny_folder, store=str(tmp_path / "none.db"))
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(background.shared(), "builds", {})
+    monkeypatch.setattr(all_visitors.server_state(), "builds", {})
     monkeypatch.setattr("icebear.actmax.index.corpus.read_corpus", lambda name, limit: corpus)
     yield tmp_path
     end_jobs()

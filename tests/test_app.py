@@ -30,9 +30,10 @@ from few import FEW
 from serving import serving, started
 
 from icebear import attribute, explain, stages, steer
-from icebear.app.web.shared import background, gallery, jobs, markdown, pictures, served
+from icebear.app.web.shared import background_job, gallery, jobs, markdown, pictures, served
 from icebear.app.web.shared import counterfactuals as boxes
-from icebear.app.web.shared.background import Job, Shared, shared
+from icebear.app.web.shared.all_visitors import ServerState
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.why import measuring
 from icebear.concepts.answers import what_if
 from icebear.concepts.answers.comparisons import Exchange
@@ -299,17 +300,17 @@ def test_work_that_no_page_shows_ends_and_starts_anew():
 
     cached = functools.cache(start)
     cached.clear = cached.cache_clear
-    job = jobs.current(cached)
+    job = jobs.cached_job(cached)
     for visitor in ("one", "two"):
         job.enter(visitor)
     job.abandon("one")
     assert not job.stopped
     assert not job.left
-    assert jobs.current(cached) is job
+    assert jobs.cached_job(cached) is job
     job.abandon("two")
     assert job.stopped
     assert not job.left  # nobody is told, since nobody looks
-    assert jobs.current(cached) is begun[1] is not job
+    assert jobs.cached_job(cached) is begun[1] is not job
     done.set()
     job.join(10)
     assert isinstance(job.error, IcebearError)
@@ -344,9 +345,9 @@ def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
 
     job = Job("Reading", read)
     assert not at_most(1, 10)
-    with background.drawing():
+    with background_job.drawing():
         assert at_most(1, 0.3)
-        wait_until(lambda: job.doing == background.PAUSED)
+        wait_until(lambda: job.doing == background_job.PAUSED)
     assert not at_most(1, 10)
     assert job.doing == "Reading"
     Job("Explaining", watch)
@@ -363,13 +364,13 @@ def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
 def test_work_that_has_the_model_goes_on(monkeypatch):
     """The page that it would make way for may wait for the model."""
     model = SimpleNamespace(lock=FairLock())
-    monkeypatch.setattr(background.shared(), "loads", {"model": SimpleNamespace(result=model)})
+    monkeypatch.setattr(background_job, "loads", {"model": SimpleNamespace(result=model)})
 
     def read(job):
         with model.lock:
             job.step(1, 2)
 
-    with background.drawing():
+    with background_job.drawing():
         job = Job("Reading", read)
         job.join(20)
         assert not job.is_alive()
@@ -380,37 +381,37 @@ def test_the_rest_is_said_to_take_as_long_as_the_steps_so_far_without_pauses(mon
 
     def sleep(_):
         now[0] += 1000
-        background.page_threads.clear()
+        background_job.page_threads.clear()
 
-    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(background_job, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     job = Job("Reading", lambda _: ends.wait(20))
     now[0] = 500
     job.step(10, 100, "a tenth")
     assert job.doing == "a tenth"
     now[0] += 60
-    background.page_threads.add(1)
+    background_job.page_threads.add(1)
     job.step(20, 100, "a fifth")
-    assert job.doing == f"a fifth, about {background.duration(80 * 60 / 10)} left"
+    assert job.doing == f"a fifth, about {background_job.duration(80 * 60 / 10)} left"
     assert now[0] > 1000
     now[0] += 60
     job.step(30, 100, "more")
-    assert job.doing == f"more, about {background.duration(70 * 60 / 10)} left"
+    assert job.doing == f"more, about {background_job.duration(70 * 60 / 10)} left"
     ends.set()
     job.join(10)
 
 
 @pytest.mark.parametrize("seconds", [10, 14, 44, 89, 90, 149, 400, 9000])
 def test_times_are_said_within_a_factor_of_one_and_a_half(seconds):
-    number, unit = background.duration(seconds).split()
+    number, unit = background_job.duration(seconds).split()
     assert 1 / 1.5 < int(number) * {"seconds": 1, "minutes": 60}[unit] / seconds < 1.5
 
 
 def test_a_page_that_is_drawn_is_waited_for(environment, monkeypatch):
     waits = []
-    monkeypatch.setattr(gallery, "show", lambda: waits.append(background.anyone_waits()))
+    monkeypatch.setattr(gallery, "show", lambda: waits.append(background_job.anyone_waits()))
     fine(visit())
     assert waits == [True]
-    assert not background.anyone_waits()
+    assert not background_job.anyone_waits()
 
 
 @pytest.mark.parametrize("name", gallery.NAMES)
@@ -496,7 +497,7 @@ def test_a_model_that_does_not_load_is_tried_again(first_visit, tmp_path, monkey
     page = visit(prompt="Paris is")
     assert name in page.error[0].value.replace("\\", "")
     assert not page.exception
-    failed = shared().loads[json.dumps(served.model_settings())]
+    failed = background_job.loads[json.dumps(served.model_settings())]
     assert jobs.loading() is not failed
 
 
@@ -700,7 +701,7 @@ def test_a_conversation_gets_no_counterfactual(chosen):
 
 
 def test_stages_are_forgotten_with_their_relevance(model):
-    relevance, staged = attribute(model, "ice bear", contrast="z", counterfactual="big cats"), Shared().staged
+    relevance, staged = attribute(model, "ice bear", contrast="z", counterfactual="big cats"), ServerState().staged
     staged[relevance] = saved_stages(saved_tokens(relevance, "ice bear", "big cats"), model, relevance)
     assert staged[relevance].stages
     forgotten = weakref.ref(relevance)
@@ -721,7 +722,7 @@ def test_explanations_are_kept_in_so_many_bytes(model):
         return [selected() is not None for selected in result]
 
     size = attribute(model, "bear").neurons.nbytes
-    kept_for_all = Shared(2 * size)
+    kept_for_all = ServerState(2 * size)
     assert alive("bear", "lion", "wolf", "hare") == [False, False, True, True]
     assert alive("wolf", "a polar bear") == [False, True]
 

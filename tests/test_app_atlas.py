@@ -9,7 +9,7 @@ from appview import fine, text, visit
 from icebear import attribute, build_index, load_model, open_store
 from icebear.actmax.atlas import saved_map
 from icebear.actmax.searching import search
-from icebear.app.web.shared.background import shared
+from icebear.app.web.shared.all_visitors import server_state
 from icebear.errors import StoreError
 
 
@@ -39,7 +39,7 @@ def test_the_map_is_drawn_on_a_click_and_is_there_afterwards(small):
     page = fine(visit("atlas"))
     assert not page.get("bidi_component")
     page.get_by_key("draw_map").click().run()
-    (job,) = shared().builds.values()
+    (job,) = server_state().builds.values()
     job.outcome()
     assert lit(page.run()) is None
     assert lit(visit("atlas")) is None
@@ -60,7 +60,7 @@ def test_a_map_that_was_stopped_or_cannot_be_drawn_says_so_and_is_offered_again(
         monkeypatch.setattr("icebear.app.web.atlas.atlas", draw)
         page = visit("atlas")
         page.get_by_key("draw_map").click().run()
-        (job,) = shared().builds.values()
+        (job,) = server_state().builds.values()
         if draw is stopped:
             page.get_by_key("stop_build_0").click().run()
         job.join(60)

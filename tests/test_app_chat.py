@@ -12,7 +12,7 @@ from appview import fine, set_up, shown, text, visit
 from streamlit.runtime.scriptrunner_utils.exceptions import StopException
 
 from icebear import Chat, Monitor, Neuron, attribute, circuit, load_model, source_breakdown, sources, steer, watching
-from icebear.app.web import chat_measured, chat_sources
+from icebear.app.web import chat_breakdown, chat_sources
 from icebear.app.web import circuit as circuits
 from icebear.app.web.shared import words
 from icebear.concepts.answers.source_records import MeasuredSource, RandomRemovals, SourcedSentence
@@ -48,7 +48,7 @@ def test_a_word_has_the_labels_of_its_strongest_nodes(environment, monkeypatch):
     written = output_of("What is the capital of France?", "The capital of France is Paris.")
     page = visit("chat", chat=written, turn="1", span="0-1")
     assert "None of the 20 strongest neurons and heads" in text(fine(page)), "the index has no labels"
-    monkeypatch.setattr(chat_sources, "node_meanings", lambda relevance, store: [node])
+    monkeypatch.setattr(chat_breakdown, "node_meanings", lambda relevance, store: [node])
     fine(page.run())
     line = next(part.value for part in page.markdown if part.value.startswith("- 25"))
     assert "<b>" not in line
@@ -402,9 +402,9 @@ def test_the_second_of_two_equal_sources_is_lit_and_a_call_is_not(monkeypatch):
     ]
     sentence = SourcedSentence("Yes.", 0, 2, -1.0, tuple(rows), None, None, RandomRemovals())
     result = Sources((sentence,), "sentence", 3, "", (), "", True, {})
-    monkeypatch.setattr(chat_measured, "_job", lambda *_: SimpleNamespace(result=result))
-    monkeypatch.setattr(chat_measured, "_pieces", lambda chat, turn: words.split(chat.messages[turn]["content"]))
-    colored, answer = chat_measured.colors(chat, 1, (0, 1))
+    monkeypatch.setattr(chat_sources, "_job", lambda *_: SimpleNamespace(result=result))
+    monkeypatch.setattr(chat_sources, "_pieces", lambda chat, turn: words.split(chat.messages[turn]["content"]))
+    colored, answer = chat_sources.colors(chat, 1, (0, 1))
     lit = [value for _, value in colored]
     assert "".join(piece for piece, value in colored if value == 2.0).strip() == "It is."
     assert sum(lit[: len(lit) // 2]) == 0.0

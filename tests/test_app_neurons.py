@@ -16,8 +16,9 @@ from icebear.actmax.page import WRITES
 from icebear.actmax.searching import headings
 from icebear.app.web import neuron_card
 from icebear.app.web.neurons import PAGE_HITS
-from icebear.app.web.shared import background, jobs, links, markdown, served
-from icebear.app.web.shared.background import STOPPED, shared
+from icebear.app.web.shared import all_visitors, background_job, index_builds, jobs, links, markdown, served
+from icebear.app.web.shared.all_visitors import server_state
+from icebear.app.web.shared.background_job import STOPPED
 from icebear.db.search import by_words
 from icebear.errors import DownloadError
 from icebear.models.loading import loading
@@ -154,19 +155,19 @@ def test_a_neuron_of_a_site_that_the_index_lacks_has_its_vocabulary_and_asks_to_
 @pytest.fixture
 def no_small_index(monkeypatch):
     """Whoever runs the tests may have one."""
-    monkeypatch.setattr(background, "cached_indexes", lambda model: [])
+    monkeypatch.setattr(all_visitors, "cached_indexes", lambda model: [])
     monkeypatch.setattr("icebear.app.web.shared.header.shipped_path", lambda name: None)
-    monkeypatch.setattr(shared(), "builds", {})
+    monkeypatch.setattr(server_state(), "builds", {})
 
 
 def test_the_index_that_comes_with_icebear_is_prepared_at_the_first_visit(environment, smol, tmp_path, monkeypatch):
     set_up(monkeypatch, store=str(tmp_path / "none.db"))
-    monkeypatch.setattr(shared(), "builds", {})
+    monkeypatch.setattr(server_state(), "builds", {})
     with monkeypatch.context() as before:
-        before.setattr(background, "cached_indexes", lambda model: [])
+        before.setattr(all_visitors, "cached_indexes", lambda model: [])
         fine(visit("neurons", text="bear"))
-        (job,) = shared().builds.values()
-        assert job.outcome() == background.shipped_path(smol.name)
+        (job,) = server_state().builds.values()
+        assert job.outcome() == index_builds.shipped_path(smol.name)
     assert results(fine(visit("neurons", text="bear")))
 
 
@@ -312,7 +313,7 @@ def test_a_suggestion_that_one_visitor_stops_goes_on_for_another_and_is_stopped_
 
 
 def built(path=None):
-    job = shared().builds[path]
+    job = server_state().builds[path]
     job.join(60)
     assert not job.is_alive()
     return job
@@ -322,7 +323,7 @@ def test_nothing_builds_unasked_and_a_click_builds(first_visit):
     for view in links.VIEWS:
         visit(view)
     page = fine(visit("neurons", text="bear"))
-    assert not shared().builds
+    assert not server_state().builds
     assert not list(first_visit.glob("cache/*.db"))
     page.get_by_key("build_small_page").click().run()
     assert built().result.parent == first_visit / "cache"
@@ -330,7 +331,7 @@ def test_nothing_builds_unasked_and_a_click_builds(first_visit):
     assert results(fine(page.run()))
     for name in ("L1.ffn.3", "L1.attn.3"):
         assert "Strongest positive sentences" in text(fine(visit("neurons", neuron=name)))
-    shared().builds.clear()  # as in another server, which finds it in the cache
+    server_state().builds.clear()  # as in another server, which finds it in the cache
     page = fine(visit("neurons", text="bear"))
     assert results(page)
     assert not [button for button in page.button if button.key == "build_larger"]  # it has all documents
@@ -349,7 +350,7 @@ def test_stop_ends_a_build_and_another_click_resumes_it(first_visit, corpus, mon
     monkeypatch.setattr(build, "COMMIT_SECONDS", 0.0)
     monkeypatch.setattr(scan, "BATCH", 4)
     read, stops = [], [20]
-    step = background.Job.step
+    step = background_job.Job.step
 
     def counted(job, done, total, doing=None):
         if doing:
@@ -359,7 +360,7 @@ def test_stop_ends_a_build_and_another_click_resumes_it(first_visit, corpus, mon
                 job.stop()
         step(job, done, total, doing)
 
-    monkeypatch.setattr(background.Job, "step", counted)
+    monkeypatch.setattr(background_job.Job, "step", counted)
     fine(visit("neurons")).get_by_key("build_small_page").click().run()
     job = built()
     assert job.error
@@ -372,7 +373,7 @@ def test_stop_ends_a_build_and_another_click_resumes_it(first_visit, corpus, mon
     whole = built().result
     assert read[0] == 16  # a shard
     with open_store(whole) as resumed, open_store(first_visit / "once.db", create=True) as once:
-        build_index(jobs.loading().result, corpus, once, sites=background.SITES)
+        build_index(jobs.loading().result, corpus, once, sites=index_builds.APP_SITES)
         assert resumed.checksum() == once.checksum()
 
 
@@ -386,7 +387,7 @@ def test_a_first_visit_without_a_network(first_visit, monkeypatch):
         first = built()
         page = visit("neurons")
         assert "check the network" in text(page).replace("\\", "")
-        assert shared().builds[None] is first  # nobody asked to try again
+        assert server_state().builds[None] is first  # nobody asked to try again
     page.get_by_key("build_small_page").click().run()
     built()
     assert results(fine(visit("neurons", text="bear")))

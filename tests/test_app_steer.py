@@ -11,7 +11,7 @@ from conftest import CAMEL, ICE_BEAR
 
 from icebear import Concept, monitor
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import STOPPED
+from icebear.app.web.shared.background_job import STOPPED
 from icebear.app.web.steering import concepts, watch
 from icebear.app.web.steering.flips import differences, started
 from icebear.steering import outcome
@@ -174,7 +174,7 @@ def examples():
 
 
 def test_the_examples_in_the_package_are_those_in_the_examples_folder():
-    inside = [concepts.EXAMPLES.joinpath(name).read_text() for name in ("music.txt", "not-music.txt")]
+    inside = [concepts.EXAMPLE_FOLDER.joinpath(name).read_text() for name in ("music.txt", "not-music.txt")]
     assert [*inside, watch.EVERYDAY.read_text()] == examples()
 
 

@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 from test_serve import PROMPT, letters  # noqa: F401 - a fixture
 
 from icebear.app.api import server as api
-from icebear.app.base_path import Base
-from icebear.app.mcp.session import Session
+from icebear.app.base_path import BasePath
+from icebear.app.session import Session
 from icebear.errors import InputError
 
 HUB = "hub.example.org"
@@ -27,7 +27,7 @@ HUB = "hub.example.org"
     ],
 )
 def test_a_path_or_an_address_is_a_base(text, path, host):
-    assert Base.parse(text) == Base(path, host)
+    assert BasePath.parse(text) == BasePath(path, host)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_a_path_or_an_address_is_a_base(text, path, host):
 )
 def test_another_text_is_no_base(text):
     with pytest.raises(InputError):
-        Base.parse(text)
+        BasePath.parse(text)
 
 
 @pytest.mark.parametrize("host", ["", HUB])
 def test_the_server_answers_below_its_path_and_to_its_host(host, letters):  # noqa: F811
     session = Session("letters")
     session.model = letters
-    application = api.server(session, Base("/user/me", host))
+    application = api.server(session, BasePath("/user/me", host))
     body = {"model": "letters", "text": PROMPT}
     for name, is_known in (("localhost", True), (HUB, bool(host)), (f"{HUB}.evil.com", False), (f"x{HUB}", False)):
         client = TestClient(application, base_url=f"http://{name}")
@@ -72,7 +72,7 @@ def test_the_server_answers_below_its_path_and_to_its_host(host, letters):  # no
 def test_the_server_answers_below_a_path_with_a_quoted_character(letters):  # noqa: F811
     session = Session("letters")
     session.model = letters
-    base = Base.parse(f"https://{HUB}/user/me%40x.org/proxy")
+    base = BasePath.parse(f"https://{HUB}/user/me%40x.org/proxy")
     client = TestClient(api.server(session, base), base_url=f"http://{HUB}")
     body = {"model": "letters", "text": PROMPT}
     assert base.quoted == "/user/me%40x.org/proxy"

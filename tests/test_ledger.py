@@ -18,8 +18,8 @@ from icebear.app.cli.verbs import export
 from icebear.app.mcp.ledger import APPROVAL, MEASURED, Call, note, plan_summary, read_ledger
 from icebear.app.mcp.plan import Plan
 from icebear.app.mcp.server import server
-from icebear.app.mcp.session import Session
 from icebear.app.mcp.tools import Tools
+from icebear.app.session import Session
 from icebear.errors import InputError
 
 CALLS = [

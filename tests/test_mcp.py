@@ -24,7 +24,8 @@ from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.cli.main import main
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
-from icebear.app.mcp.session import NEWEST, Session, with_arguments
+from icebear.app.refusals import with_arguments
+from icebear.app.session import RESULTS_KEPT, Session
 from icebear.concepts.answers import what_if
 from icebear.concepts.answers.comparisons import Exchange
 from icebear.concepts.answers.counterfactuals import Suggestion
@@ -34,7 +35,7 @@ from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.edits import parse_edits
 from icebear.evaluation.baselines import Occlusion
-from icebear.explanation.explanation import Explanation
+from icebear.explanation.explanation import Explanation, ablation_sizes
 from icebear.records import RandomControl
 from icebear.steering.random_edits import random_edit_control, random_edits
 
@@ -223,13 +224,19 @@ def test_which_neurons_with_their_controls(session, model, site, counterfactual)
     best = relevance.top(2, site, position="all" if counterfactual else "last")
     assert [row["neuron"] for row in result["neurons"]] == [str(row.neuron) for row in best]
     assert result["control"]["draws"] == 20 if site != "head" else 0 < result["control"]["draws"] <= 20
-    assert bool(result["ablation"]) is (counterfactual is not None)
+    sizes = ablation_sizes(site, 2) if counterfactual else []
+    assert len(result["ablation"]) == len(sizes)
     nodes = Explanation.of(model, relevance, Ranking(2, site))
     for row, node in zip(result["neurons"], nodes.nodes, strict=True):
         assert (row["raises"], row["lowers"]) == (list(node.raises), list(node.lowers))
         assert "promotes" not in row
     for row in result["ablation"]:
         assert {"sufficiency", "random_sufficiency", "necessity", "random_necessity"} <= set(row)
+
+
+def test_a_ranking_of_heads_ablates_few():
+    assert ablation_sizes("head", 2) == [1, 2, 5, 10]
+    assert ablation_sizes("ffn", 20) == ablation_sizes(None, 20) == [20, 100, 1000]
 
 
 def test_what_to_compare_with(session, monkeypatch):
@@ -375,14 +382,14 @@ def test_concepts(session, generator):
 
 
 def test_numbers_are_short_and_old_results_go(session):
-    assert tools.short({"value": 0.123456789, "rows": [{"value": 1e-9}]}) == {
+    assert tools.rounded({"value": 0.123456789, "rows": [{"value": 1e-9}]}) == {
         "value": 0.12346,
         "rows": [{"value": 1e-9}],
     }
-    for _ in range(NEWEST + 5):
+    for _ in range(RESULTS_KEPT + 5):
         last = session.keep("tokens", None, {})
-    assert list(session.results)[-1] == last == f"tokens-{NEWEST + 5}"
-    assert len(session.results) == NEWEST
+    assert list(session.results)[-1] == last == f"tokens-{RESULTS_KEPT + 5}"
+    assert len(session.results) == RESULTS_KEPT
 
 
 # --- hostile -------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from icebear.errors import ModelError
 RUN = CliRunner()
 OWN_VALUES = {"--tokens", "--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--store", "--port"}
 """What these may be, and are by default, is a verb's own."""
-OWN_HELP = {"--tokens", "--site", "--samples", "--suppress", "--words", "--top", "--no-heads"}
-"""The help of these differs: verbs take different sites, count and suppress different things."""
+OWN_HELP = {"--tokens", "--site", "--samples", "--suppress", "--words", "--top", "--no-heads", "--out", "--target"}
+"""The help of these differs: verbs take different sites, count, suppress, resume and explain different things."""
 
 
 def verbs(group=main, before=""):

@@ -35,7 +35,7 @@ from icebear.app.api import server as api
 from icebear.app.api.calls import CALLS
 from icebear.app.api.schemas import LIMITS, Limits
 from icebear.app.cli.main import main
-from icebear.app.mcp.session import Session
+from icebear.app.session import Session
 from icebear.concepts.passes.active_neurons import most_active
 from icebear.concepts.vocabulary.prompt_lens import logit_lens
 from icebear.errors import InputError

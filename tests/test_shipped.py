@@ -18,10 +18,11 @@ from icebear.actmax.index.head_norms import HeadNorms, head_means
 from icebear.actmax.shipped import shipped_index as module
 from icebear.actmax.shipped.index_choice import choose_index, index_beside, replacement, store_name
 from icebear.app.cli.main import main
-from icebear.app.mcp.session import Session
 from icebear.app.mcp.tools import searched
+from icebear.app.session import Session
 from icebear.app.web.shared import header, served
-from icebear.app.web.shared.background import SITES, shared
+from icebear.app.web.shared.all_visitors import server_state
+from icebear.app.web.shared.index_builds import APP_SITES
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.concepts.vocabulary import calibration
 from icebear.db import search
@@ -474,7 +475,7 @@ def verbs_beside(home, monkeypatch):
     monkeypatch.setattr("icebear.app.example.MODEL", "a")
     monkeypatch.setattr("icebear.load_model", lambda *_, **__: home[1])
     monkeypatch.setattr("icebear.app.cli.options.ModelOptions.load", lambda *_: home[1])
-    monkeypatch.setattr(shared(), "prepared", set())
+    monkeypatch.setattr(server_state(), "prepared", set())
     return lambda *words: CliRunner().invoke(main, words)
 
 
@@ -492,7 +493,7 @@ def test_a_larger_index_is_offered_only_where_it_can_be_written(beside, home, tm
     assert header.can_hold(tmp_path / "none.db", facts)
     assert not header.can_hold(path, facts)
     with open_store(path) as store:
-        store.facts.set({"sites": list(SITES)})
+        store.facts.set({"sites": list(APP_SITES)})
     assert header.can_hold(path, facts)
     with open_store(path) as store:
         store.facts.set({"content": "other"})

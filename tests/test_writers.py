@@ -16,7 +16,7 @@ from conftest import LLAMA, random_model, started_alone
 from test_house import ROOMS, ROOT, room_files
 
 from icebear import Recipe, VectorEdit, open_store
-from icebear.app.mcp.session import Session
+from icebear.app.session import Session
 from icebear.claims.claim import Claim
 from icebear.claims.claims_files import append_claims, read_claims, write_claims
 from icebear.claims.kinds.predictions import AnswerClaim

@@ -24,6 +24,8 @@ from icebear.values import seed_of, typed
 
 ABOVE = 99.9
 """The percentile of what is moved by chance above which a side's meaning has moved."""
+LISTED = 100
+"""The number of neurons with other sentences that `exchanged_sides` lists."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,22 @@ class Comparison:
     def order(self) -> np.ndarray:
         """The numbers of the sides, those with most exchanged sentences first, and of these that moved farthest."""
         return np.lexsort((-self.moved, -self.exchanged))
+
+
+@dataclass(frozen=True)
+class ExchangedSide:
+    """A neuron at one polarity that has other sentences in the other model."""
+
+    neuron: str
+    polarity: str
+    exchanged: float
+    """The share of its sentences that it does not have in the other model."""
+    moved: float
+    """See `Comparison.moved`."""
+    lost: str
+    """The strongest of the exchanged sentences."""
+    new: str
+    """The strongest sentence that it has in the other model only."""
 
 
 @typed
@@ -124,3 +142,17 @@ def _moved(
     random = csr_matrix((differences.data * signs, differences.indices, differences.indptr), differences.shape)
     moved, by_chance = (((shares @ meanings) ** 2).sum(1) - noise for shares in (differences, random))
     return moved, by_chance
+
+
+def exchanged_sides(comparison: Comparison, store: Store, other: Store) -> list[ExchangedSide]:
+    """Return the sides with the most exchanged sentences, with the strongest sentence that is only in each model."""
+    order = comparison.order[:LISTED]
+    order = order[comparison.exchanged[order] > 0]
+    neurons, sides = store.neurons.of((comparison.sides[order] // 2).tolist()), []
+    for number, side in zip(order.tolist(), comparison.sides[order].tolist(), strict=True):
+        neuron, polarity = neurons[side // 2], "+-"[side % 2]
+        texts = [[e.sentence.text for e in opened.examples(neuron, polarity)] for opened in (store, other)]
+        lost, new = (next((text for text in texts[i] if text not in texts[1 - i]), "") for i in (0, 1))
+        numbers = float(comparison.exchanged[number]), float(comparison.moved[number])
+        sides.append(ExchangedSide(str(neuron), polarity, *numbers, lost, new))
+    return sides

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear.actmax.index.corpus import WIKI
 from icebear.actmax.shipped.shipped_index import prepared_index, shipped_facts
-from icebear.db.store import Store, documents_read, scan_facts
+from icebear.db.store import Store, documents_read, open_store, scan_facts
 
 FOLDER_STORE = "icebear.db"
 """The store of a folder, which is read, or not, where none is named."""
@@ -72,6 +73,26 @@ def index_beside(store: Path, model: str) -> Path | None:
         return None
     is_folders = store.resolve() == Path(FOLDER_STORE).resolve() and facts["fingerprint"] == shipped["fingerprint"]
     return prepared_index(model) if is_folders else None
+
+
+@contextmanager
+def open_beside(store: Path, model: str, is_named: bool) -> Iterator[Store | None]:
+    """Open the index that is shown beside the one that is read (`index_beside`); None if there is none.
+
+    is_named: whether the user named the index that is read; then no other is shown."""
+    path = None if is_named else index_beside(store, model)
+    if path is None:
+        yield None
+        return
+    with open_store(path) as other:
+        yield other
+
+
+def index_to_read(store: Path, model: str) -> Path:
+    """Return the path of the index that is read where the user named none, and none is prepared for it: the one that
+    comes with icebear, if `choose_index` says so and it is prepared, or else the folder's. Raises `StoreError` as
+    `choose_index` does."""
+    return (choose_index(store, model).is_shipped and prepared_index(model)) or store
 
 
 def has_same_texts(facts: Mapping[str, Any], others: Mapping[str, Any]) -> bool:

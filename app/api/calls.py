@@ -21,7 +21,7 @@ from icebear.records import Neuron
 from icebear.steering.comparison import continued
 from icebear.values import several
 
-Answer = dict[str, Any]
+Document = dict[str, Any]
 
 
 def check_model(model: Model, name: str) -> None:
@@ -29,7 +29,7 @@ def check_model(model: Model, name: str) -> None:
         raise InputError(f"This server has the model {model_id(model.name)} only; give its name.")
 
 
-def tokenize(model: Model, request: schemas.TokenizeRequest) -> Answer:
+def tokenize(model: Model, request: schemas.TokenizeRequest) -> Document:
     """Return the token ids of a text, and their texts."""
     ids = _ids(model, request.text)
     begins = _begins_with_bos(model, ids)
@@ -38,7 +38,7 @@ def tokenize(model: Model, request: schemas.TokenizeRequest) -> Answer:
     return {"tokens": ids, "tokenStrings": list(model.pieces(ids)), "prependBos": begins}
 
 
-def activation_single(model: Model, request: schemas.ActivationSingleRequest) -> Answer:
+def activation_single(model: Model, request: schemas.ActivationSingleRequest) -> Document:
     """Return the activation of a neuron at each token."""
     if request.source is None or request.index is None:
         raise InputError("This server has neurons only; give source and index.")
@@ -54,7 +54,7 @@ def activation_single(model: Model, request: schemas.ActivationSingleRequest) ->
     }
 
 
-def activation_all(model: Model, request: schemas.ActivationAllRequest) -> Answer:
+def activation_all(model: Model, request: schemas.ActivationAllRequest) -> Document:
     """Return the most active neurons of all layers, or of the selected ones, with their activation at each token."""
     ids, wanted = _ids(model, request.prompt), _sources(model, request.source_set, request.selected_sources)
     at = list(dict.fromkeys(request.sort_by_token_indexes))
@@ -75,7 +75,7 @@ def activation_all(model: Model, request: schemas.ActivationAllRequest) -> Answe
     return {"activations": activations, "tokens": list(model.pieces(ids))}
 
 
-def activation_topk_by_token(model: Model, request: schemas.ActivationTopkByTokenRequest) -> Answer:
+def activation_topk_by_token(model: Model, request: schemas.ActivationTopkByTokenRequest) -> Document:
     """Return the most active neurons of a layer at each token."""
     ids, source = _ids(model, request.prompt), Source.parse(request.source)
     _neuron(model, source)
@@ -94,22 +94,22 @@ def activation_topk_by_token(model: Model, request: schemas.ActivationTopkByToke
     return {"results": results, "tokens": [tokens[position] for position in counted]}
 
 
-def activation_single_batch(model: Model, request: schemas.ActivationSingleBatchRequest) -> Answer:
+def activation_single_batch(model: Model, request: schemas.ActivationSingleBatchRequest) -> Document:
     """Return the activation of a neuron at each token of several prompts."""
     return _each(model, request, activation_single, schemas.ActivationSingleRequest)
 
 
-def activation_all_batch(model: Model, request: schemas.ActivationAllBatchRequest) -> Answer:
+def activation_all_batch(model: Model, request: schemas.ActivationAllBatchRequest) -> Document:
     """Return for each of several prompts the most active neurons, with their activation at each token."""
     return _each(model, request, activation_all, schemas.ActivationAllRequest)
 
 
-def activation_topk_by_token_batch(model: Model, request: schemas.ActivationTopkByTokenBatchRequest) -> Answer:
+def activation_topk_by_token_batch(model: Model, request: schemas.ActivationTopkByTokenBatchRequest) -> Document:
     """Return for each of several prompts the most active neurons of a layer at each token."""
     return _each(model, request, activation_topk_by_token, schemas.ActivationTopkByTokenRequest)
 
 
-def activation_source(model: Model, request: schemas.ActivationSourceRequest) -> Answer:
+def activation_source(model: Model, request: schemas.ActivationSourceRequest) -> Document:
     """Return for each prompt the neurons of a layer whose value is positive at a token: the token, and the value."""
     source = Source.parse(request.source)
     _neuron(model, source)
@@ -118,7 +118,7 @@ def activation_source(model: Model, request: schemas.ActivationSourceRequest) ->
     return {"results": [_active(model, ids, source) for ids in each]}
 
 
-def _active(model: Model, ids: list[int], source: Source) -> Answer:
+def _active(model: Model, ids: list[int], source: Source) -> Document:
     values = (source.sign * prompt_activations(model, ids, source.site, source.layer)).cpu()  # (T, N)
     positions, indices = (values > 0).nonzero(as_tuple=True)
     features: dict[str, list[tuple[int, float]]] = {}
@@ -128,14 +128,14 @@ def _active(model: Model, ids: list[int], source: Source) -> Answer:
     return {"tokens": list(model.pieces(ids)), "activeFeatures": features}
 
 
-def steer_completion(model: Model, request: schemas.SteerCompletionRequest) -> Answer:
+def steer_completion(model: Model, request: schemas.SteerCompletionRequest) -> Document:
     """Continue a prompt with `strength` times the multiplier added to each neuron's activation, and without."""
     _ids(model, request.prompt)
     texts = _continued(model, request.prompt, request, ["all"])
     return {"outputs": [{"type": kind, "output": request.prompt + text} for kind, text in texts.items()]}
 
 
-def steer_completion_chat(model: Model, request: schemas.SteerCompletionChatRequest) -> Answer:
+def steer_completion_chat(model: Model, request: schemas.SteerCompletionChatRequest) -> Document:
     """Answer a conversation with `strength` times the multiplier added to each neuron's activation, and without."""
     messages = [message.model_dump() for message in request.prompt]
     chat = Chat(messages)
@@ -169,7 +169,7 @@ def _ordinary(model: Model, ids: Sequence[int]) -> list[str]:
     return [f"position:{positions}", "generated"] if positions else ["generated"]
 
 
-def lens_prompt(model: Model, request: schemas.LensPromptRequest) -> Answer:
+def lens_prompt(model: Model, request: schemas.LensPromptRequest) -> Document:
     """Return what the logit lens reads at each token after each layer."""
     if request.type != ["LOGIT_LENS"]:
         raise InputError("This server has the LOGIT_LENS only; leave other lenses out.")
@@ -209,14 +209,14 @@ def lens_prompt(model: Model, request: schemas.LensPromptRequest) -> Answer:
     return {"meta": meta, "tokens": tokens, "done": {**done, "completion": ""}}
 
 
-def stages_call(model: Model, request: schemas.StagesRequest) -> Answer:
+def stages_call(model: Model, request: schemas.StagesRequest) -> Document:
     """Return how an answer is computed, compared with another prompt, with controls; Neuronpedia has no such call."""
     for prompt in (request.prompt, request.counterfactual):
         _ids(model, prompt)
     return stages(model, request.prompt, request.target, request.contrast, request.counterfactual).to_dict()
 
 
-def capabilities(model: Model) -> Answer:
+def capabilities(model: Model) -> Document:
     """Return what this server has, and its limits."""
     groups = [Source(0, site, polarity).group for site in model.sites for polarity in POLARITY_WORDS]
     return {
@@ -233,7 +233,7 @@ def capabilities(model: Model) -> Answer:
     }
 
 
-Call = Callable[[Model, Any], Answer]
+Call = Callable[[Model, Any], Document]
 TEXTS = ("text", "prompt", "prompts", "counterfactual")
 """The fields of requests that a tokenizer reads."""
 
@@ -242,7 +242,7 @@ def _noted(call: Call) -> Call:
     """Return a call whose answer has ``notes`` on special tokens that change what is asked, if there are any."""
 
     @wraps(call)
-    def noted(model: Model, request: Any) -> Answer:
+    def noted(model: Model, request: Any) -> Document:
         answer = call(model, request)
         texts = [text for name in TEXTS for text in several(getattr(request, name, ()))]
         notes = [note for text in texts if isinstance(text, str) and (note := special_note(model, text))]
@@ -290,7 +290,7 @@ def _ids_of_all(model: Model, prompts: Sequence[str], limit: int = LIMITS.batch_
     return each
 
 
-def _each(model: Model, request: Any, call: Call, body: Callable[..., schemas.ModelRequest]) -> Answer:
+def _each(model: Model, request: Any, call: Call, body: Callable[..., schemas.ModelRequest]) -> Document:
     """Return the answers of a call to each prompt of a batch."""
     _ids_of_all(model, request.prompts)
     fields = request.model_dump(exclude={"prompts"})
@@ -337,5 +337,5 @@ def _special(model: Model, ids: Sequence[int]) -> list[bool]:
     return [token in special for token in ids]
 
 
-def _values(values: Sequence[float], argmax: int) -> Answer:
+def _values(values: Sequence[float], argmax: int) -> Document:
     return {"values": values, "maxValue": values[argmax], "maxValueIndex": argmax}

@@ -19,15 +19,16 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from icebear.actmax.neuronpedia import model_id
-from icebear.app.api.calls import CALLS, Answer, Call, capabilities, check_model
+from icebear.app.api.calls import CALLS, Call, Document, capabilities, check_model
 from icebear.app.api.schemas import LIMITS, ModelRequest, Refusal
-from icebear.app.base_path import Base
+from icebear.app.base_path import BasePath
 from icebear.app.localhost import is_local
-from icebear.app.mcp.session import Session, one_line, with_arguments
+from icebear.app.refusals import one_line, with_arguments
+from icebear.app.session import Session
 from icebear.concepts.passes.run import Checked
 from icebear.errors import NumericalError, known_error
 
-NO_BASE = Base()
+NO_BASE = BasePath()
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Refusal, "description": "The request cannot be answered"},
     413: {"model": Refusal, "description": "The body is too large"},
@@ -89,7 +90,7 @@ class Queue:
 
     async def _alone(self, call: Call, request: ModelRequest) -> Response:
         try:
-            return await self.session.alone(partial(self._respond, call, request), LIMITS.seconds)
+            return await self.session.run_exclusively(partial(self._respond, call, request), LIMITS.seconds)
         except TimeoutError:
             return refusal(503, f"The request took longer than {LIMITS.seconds:.0f} s; shorten it.")
 
@@ -138,7 +139,7 @@ def both_cases(value: Any) -> Any:
     return rows | {CAPITAL.sub(lambda match: f"_{match[1].lower()}", name): row for name, row in rows.items()}
 
 
-def _written(answer: Answer, as_lines: bool) -> Response:
+def _written(answer: Document, as_lines: bool) -> Response:
     """Return an answer as JSON, or its messages as lines of JSON. Raises `NumericalError` for NaN and infinity."""
     try:
         if not as_lines:
@@ -150,7 +151,7 @@ def _written(answer: Answer, as_lines: bool) -> Response:
         raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
 
 
-def server(session: Session, base: Base = NO_BASE) -> FastAPI:
+def server(session: Session, base: BasePath = NO_BASE) -> FastAPI:
     """Return the application. It has no pages of documentation: those of FastAPI are read from the web."""
     app = FastAPI(
         title="icebear",
@@ -166,12 +167,12 @@ def server(session: Session, base: Base = NO_BASE) -> FastAPI:
         app.post(path, description=summary, operation_id=name)(_endpoint(queue, call, request))
 
     @app.get("/v1/capabilities", description=inspect.getdoc(capabilities), operation_id="capabilities")
-    async def capabilities_call() -> Answer:
+    async def capabilities_call() -> Document:
         return capabilities(session.model)
 
     @app.get("/", operation_id="served")
     @app.get("/v1", operation_id="served-v1")
-    async def served() -> Answer:
+    async def served() -> Document:
         """Return what is served: each path, with its method and what it returns."""
         rows = app.openapi()["paths"].items()
         paths = {path: {way.upper(): call["description"] for way, call in calls.items()} for path, calls in rows}

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from icebear.app.cli.streams import PICTURES
+from icebear.app.cli.streams import CONTROL_PICTURES
 from icebear.render import PART
 
 
 class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            text = segment.text if segment.control else segment.text.replace("\ufffd", PART).translate(PICTURES)
+            text = segment.text if segment.control else segment.text.replace("\ufffd", PART).translate(CONTROL_PICTURES)
             yield segment._replace(text=text)

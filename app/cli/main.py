@@ -29,7 +29,7 @@ ARGUMENTS = "icebear.arguments"
 """Where a context has the words of the command, which an error repeats."""
 
 
-class Group(Verbs):
+class MainGroup(Verbs):
     """Shows icebear's errors as one sentence, and lists the verbs in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -68,7 +68,7 @@ def _unwritable(error: Exception) -> IcebearError | None:
     return InputError("The output cannot be written because the disk is full; free some space, or write elsewhere.")
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=MainGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="icebear")
 def main() -> None:
     """Find the neurons that a language model used for a prediction, interpret them, and steer the model with them."""

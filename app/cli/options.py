@@ -370,9 +370,13 @@ class AttributionOptions:
             raise click.UsageError("--chat, --system, --pair and --template-option are of texts; leave them out.")
         return self.image
 
-    def arguments(self, loading: ModelOptions, answer: int | None = None) -> tuple[icebear.Model, dict[str, Any]]:
-        """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first,
-        unless it is the n-th answer of a conversation."""
+    def load_for_attribute(
+        self, loading: ModelOptions, answer: int | None = None
+    ) -> tuple[icebear.Model, dict[str, Any]]:
+        """Load the model, and the base model if one is named. Return the model and the other arguments of `attribute`.
+
+        answer: explain the n-th answer of --messages as it stands. Else, with --span, the model first generates one.
+        """
         prompt = self._prompt()
         counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
         method = self.load_method()
@@ -423,7 +427,7 @@ def exactly_one(choices: dict[str, Any]) -> None:
         raise click.UsageError(f"Give exactly one of {', '.join(names)} and {last}.")
 
 
-def lines(path: str) -> list[str]:
+def read_lines(path: str) -> list[str]:
     """Return the lines of a file that are not empty. Raises `InputError` where there are none."""
     texts = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not texts:

@@ -14,7 +14,7 @@ import click
 
 import icebear
 from icebear.app.cli.progress import waiting
-from icebear.app.cli.streams import PICTURES, unfiltered
+from icebear.app.cli.streams import CONTROL_PICTURES, unfiltered
 from icebear.errors import NumericalError
 from icebear.paths import write_file
 from icebear.points import Naming, in_names
@@ -78,7 +78,7 @@ def show(as_json: bool, document: Any, *renderables: Any, names: Naming = "icebe
             text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False)
         except ValueError:
             raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
-        return click.echo(text.translate({code: f"\\u{code:04x}" for code in PICTURES if code > 32}))
+        return click.echo(text.translate({code: f"\\u{code:04x}" for code in CONTROL_PICTURES if code > 32}))
     for renderable in renderables:
         stdout().print(renderable, markup=False, emoji=False, soft_wrap=isinstance(renderable, str))
 
@@ -87,6 +87,13 @@ def write_page(path: str | None, content: Callable[[], str | bytes]) -> None:
     """Write what `content` returns to a file, if a path is given."""
     if path:
         write_file(path, content())
+        click.echo(f"Wrote {path}", err=True)
+
+
+def save(result: Any, path: str | None, **options: Any) -> None:
+    """Save a result to a file, if a path is given. options: the other arguments of its `save`."""
+    if path:
+        result.save(path, **options)
         click.echo(f"Wrote {path}", err=True)
 
 

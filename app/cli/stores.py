@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 import click
 
@@ -15,6 +15,9 @@ from icebear.errors import DownloadError, StoreError
 from icebear.paths import local
 from icebear.records import Meaning, Neuron
 
+STORE_IF_ANY = "icebear.db, if any"
+"""The default of --store in the help of commands that also work without an index, and prepare none."""
+
 
 def store_or_shipped(
     path: str,
@@ -24,8 +27,8 @@ def store_or_shipped(
     required: bool = True,
     site: str | None = None,
 ) -> str:
-    """Return the path of the store; where none was named, of the index that `choose_index` says, with a note if there
-    is another one.
+    """Return the path of the index to read: --store if it is given, else the one that `choose_index` picks, which is
+    prepared first. Print its note about another index.
 
     name: of the model; None: that of the folder's store, or else the default one. required: whether an index that
     cannot be prepared is an error; else a note says why. site: whose neurons the index must have.
@@ -77,36 +80,28 @@ def has_index(path: str) -> bool:
         return True
 
 
-@contextmanager
-def store_beside(path: str, model: str) -> Iterator[icebear.Store | None]:
-    """Open the index that is shown beside another (`index_beside`), if there is one, and none was named."""
-    from icebear.actmax.shipped.index_choice import index_beside
+def store_beside(path: str, model: str) -> AbstractContextManager[icebear.Store | None]:
+    """Open the index that is shown beside another, as `open_beside` does."""
+    from icebear.actmax.shipped.index_choice import open_beside
 
-    beside = None if named("store") else index_beside(local(path), model)
-    if beside is None:
-        yield None
-        return
-    with icebear.open_store(beside) as store:
-        yield store
+    return open_beside(local(path), model, named("store"))
 
 
 @contextmanager
 def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | None]:
     """Open the store of a verb that also works without one; for that of a folder the index that `choose_index` says, if
     it is prepared. Raises `StoreError` for one that was named."""
-    with named_or_folder_store(index_read(path, model.name) if has_index(path) else path, model) as store:
+    with named_or_folder_store(readable_store(path, model.name) if has_index(path) else path, model) as store:
         yield store
 
 
-def index_read(path: str, model: str) -> str:
-    """Return the path of the index that is read where none was named: of the one that comes with icebear only if it is
-    prepared."""
-    from icebear.actmax.shipped.index_choice import choose_index
-    from icebear.actmax.shipped.shipped_index import prepared_index
+def readable_store(path: str, model: str) -> str:
+    """Return the path of the index to read, as `store_or_shipped` does, but prepare none."""
+    from icebear.actmax.shipped.index_choice import index_to_read
 
     with suppress(StoreError):  # which whoever opens it gets
-        if not named("store") and choose_index(local(path), model).is_shipped:
-            return str(prepared_index(model) or path)
+        if not named("store"):
+            return str(index_to_read(local(path), model))
     return path
 
 

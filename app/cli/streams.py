@@ -10,8 +10,8 @@ from typing import Any, TextIO, cast
 
 BIDIRECTIONAL = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """They reorder what a terminal shows, up to the end of the line."""
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-PICTURES |= {0x7F: 0x2421, **dict.fromkeys((*range(0x80, 0xA0), *BIDIRECTIONAL), 0xFFFD)}
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+CONTROL_PICTURES |= {0x7F: 0x2421, **dict.fromkeys((*range(0x80, 0xA0), *BIDIRECTIONAL), 0xFFFD)}
 """Unicode has a picture of each C0 control character."""
 MOVES = re.compile(r"(\n|\x1b\[A)*")
 """What tqdm writes to move between its bars, and nothing else in one piece."""
@@ -25,7 +25,7 @@ class Filtered:
 
     def write(self, text: str) -> int:
         begin = "\r" * text.startswith("\r")  # of tqdm's bars
-        shown = text if MOVES.fullmatch(text) else begin + text.removeprefix(begin).translate(PICTURES)
+        shown = text if MOVES.fullmatch(text) else begin + text.removeprefix(begin).translate(CONTROL_PICTURES)
         self.unfiltered.write(shown)
         return len(text)
 

@@ -14,7 +14,7 @@ import anyio
 from mcp import Client
 from mcp.server import MCPServer
 
-from icebear.app.mcp.session import Session
+from icebear.app.session import Session
 from icebear.converters import check_version, checked
 from icebear.errors import InputError
 from icebear.paths import append, read_text

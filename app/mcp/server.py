@@ -20,24 +20,27 @@ from pydantic import ValidationError
 
 from icebear.app.mcp.ledger import note, note_approval
 from icebear.app.mcp.plan import FREE, Plan, approved_plan
-from icebear.app.mcp.session import Session, one_line
 from icebear.app.mcp.tools import Tools, tool_names
+from icebear.app.refusals import one_line
+from icebear.app.session import Session
 from icebear.errors import InputError, UnknownName
 from icebear.values import one_of
 
 ABOUT = """icebear finds the neurons that a language model uses for a prediction, shows what they mean, and steers them.
-Begin with predict; use attribute and rank to find out why, best with counterfactual (a prompt of as many tokens whose
-answer differs), then neuron for the meaning, and steer or flip to test causes. Relevance and similarity are no causes.
-Each causal answer has a control: the same done to others, at random. If beyond_chance is false, or others leave as
-little, the claim is not supported: say so; if it is null, there were too few others to decide. If you try many neurons,
-one passes by chance: say how many you tried. The side effects of edits are changes in unrelated texts."""
+Begin with explain: it chooses a counterfactual (a prompt of as many tokens whose answer differs) if you give none, and
+shows which heads and neurons compute the answer. Then use neuron for what a neuron means, and steer or flip to test
+causes. circuit shows how heads and neurons affect each other; sources and what_if measure which text an answer depends
+on; attribute and rank list tokens and neurons by relevance. Relevance and similarity are no causes. Each causal answer
+has a control: the same done to others, at random. If beyond_chance is false, or others leave as little, the claim is
+not supported: say so; if it is null, there were too few others to decide. If you try many neurons, one passes by
+chance: say how many you tried. The side effects of edits are changes in unrelated texts."""
 PLANNED = """Before any other call, call plan with the question and all calls that you mean to make; the user approves
 it in a file. Calls that are not in the plan run too, and the ledger names them as departures: say why you made them."""
 READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
 
-CLOSED = 1.0
+CLOSED_POLL_SECONDS = 1.0
 """Seconds between two looks whether the client still reads."""
 
 
@@ -125,7 +128,7 @@ async def _end_without_reader(wire: int) -> None:
         poll = select.poll()
         poll.register(wire, 0)  # errors and hang-ups only
         while not poll.poll(0):
-            await anyio.sleep(CLOSED)
+            await anyio.sleep(CLOSED_POLL_SECONDS)
         os._exit(0)
 
 

@@ -21,7 +21,8 @@ from icebear.actmax.searching import headings, search
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.plan import Plan, proposed
-from icebear.app.mcp.session import Session, with_arguments
+from icebear.app.refusals import with_arguments
+from icebear.app.session import Session
 from icebear.concepts.answers.counterfactuals import Suggestion, suggest_counterfactuals
 from icebear.concepts.answers.source_records import SHOWN_SOURCES
 from icebear.concepts.answers.source_sentences import finding
@@ -43,6 +44,7 @@ from icebear.errors import InputError, known_error, need
 from icebear.explanation.explanation import (
     ExplainedNode,
     Explanation,
+    ablation_sizes,
     explain_relevance,
     silencing_control,
     with_changes,
@@ -78,26 +80,24 @@ Answer = dict[str, Any]
 SIMILAR = "Found by similarity, which is no cause; steer measures what a neuron does."
 TOP_ROWS = 8
 """Rows of a list in an answer; its handle has all."""
-RANKED = 200
+RANKED_ROWS = 200
 """Rows behind the handle of a ranking."""
-LISTS = (100, 1000)
-"""Numbers of (neuron, token) pairs that are ablated as well."""
 
 
-def short(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Round each number to five digits."""
     return json.loads(json.dumps(value), parse_float=lambda digits: float(f"{float(digits):.5g}"))
 
 
 def tool(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Run one call at a time, with short numbers, until the client cancels it; an error of icebear reaches the agent as
-    its sentence."""
+    """Make a method a tool: calls run one at a time and stop when the client cancels; numbers are rounded; an error of
+    icebear reaches the agent as one sentence."""
 
     def work(self: Tools, *args: Any, **options: Any) -> Any:
         try:
             # stdout is the wire
             with redirect_stdout(sys.stderr), Checked(anyio.from_thread.check_cancelled):
-                return short(run(self, *args, **options))
+                return rounded(run(self, *args, **options))
         except Exception as error:
             known = known_error(error)
             if known is None:
@@ -106,7 +106,7 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     async def call(self: Tools, *args: Any, **options: Any) -> Any:
-        return await self.session.alone(functools.partial(work, self, *args, **options))
+        return await self.session.run_exclusively(functools.partial(work, self, *args, **options))
 
     return call
 
@@ -114,7 +114,7 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
 def reporting(ctx: Context, before: int = 0, steps: int | None = None) -> Callable[..., None]:
     """Return a function that reports progress to the client, and ends the work if the client has cancelled it.
 
-    before, steps: for work of several parts, the steps before this one and of all.
+    before, steps: for work of several parts, the number of steps before this part, and of all parts.
     """
     most = before
 
@@ -139,10 +139,10 @@ class Tools:
         self, ctx: Context, prompt: Prompt, chat: IsChat = False, k: Count = 5, max_new_tokens: Length = 20
     ) -> Answer:
         """Return the most probable next tokens, and the greedy continuation."""
-        model, read = self.session.model, _read(prompt, chat)
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
         report = reporting(ctx, steps=max_new_tokens)
-        text = model.generate(read, max_new_tokens, on_token=report) if model.task.generates else ""
-        return {"next": list(map(vars, model.predict(read, k))), "continuation": text}
+        text = model.generate(text_or_chat, max_new_tokens, on_token=report) if model.task.generates else ""
+        return {"next": list(map(vars, model.predict(text_or_chat, k))), "continuation": text}
 
     @tool
     def suggest_counterfactuals(self, prompt: Prompt) -> Answer:
@@ -155,7 +155,7 @@ class Tools:
         """Exchange each content word of a prompt for similar ones, and measure what this changes: `change` is that of
         the log-odds of the likeliest content word (`explained`), in nats. The first rows are of the words on which the
         answer hangs most; `others` is the range of changes by all words but the first three, their control."""
-        exchanged = look(self.session.model, _read(prompt, chat))
+        exchanged = look(self.session.model, _as_prompt(prompt, chat))
         document = exchanged.to_dict()
         rows = document["exchanges"]
         return {
@@ -216,20 +216,20 @@ class Tools:
         without one, the answer has the tokens and the neurons with effects. Of a message alone (chat=true, or a
         question that a chat model does not continue), the first content word of the model's answer is explained. Ask
         this first."""
-        model, read = self.session.model, _read(prompt, chat)
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
         is_alone = not (counterfactual or target or contrast or no_counterfactual) and bool(stage_sites(model))
-        exchanged = look_unasked(model, read) if is_alone else None
+        exchanged = look_unasked(model, text_or_chat) if is_alone else None
         chosen = next(iter(exchanged.comparisons), None) if exchanged else None
         ways = "counterfactual for your own, no_counterfactual for none"
         about = _about_answer(exchanged, None if chat else prompt) if exchanged and exchanged.chat else []
         about += [chosen_sentence(chosen.text, ways)] if chosen else [str(exchanged)] if exchanged else []
         pair = {
-            "prompt": read,
+            "prompt": text_or_chat,
             "target": target,
             "contrast": contrast,
             **(exchanged.arguments(chosen) if exchanged else {}),
         }
-        other = pair.pop("counterfactual", None) or other_prompt(read, counterfactual)
+        other = pair.pop("counterfactual", None) or other_prompt(text_or_chat, counterfactual)
         if not other:
             explanation = replace(explain_relevance(model, attribute(model, **pair), cards=0), what_if=exchanged)
             command, hint = comparison_hint(explanation), comparison_sentence(explanation.relevance)
@@ -263,9 +263,9 @@ class Tools:
         """Show how much each token of the prompt contributes to the next token (AttnLRP relevance), or with
         `counterfactual` to the difference to another prompt. The control removes the two tokens that contribute most,
         and others."""
-        model, read = self.session.model, _read(prompt, chat)
-        other = other_prompt(read, counterfactual)
-        relevance = attribute(model, read, target, contrast, counterfactual=other, sites=())
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
+        other = other_prompt(text_or_chat, counterfactual)
+        relevance = attribute(model, text_or_chat, target, contrast, counterfactual=other, sites=())
         control = token_removal_control(model, relevance)
         explanation = Explanation.of(model, relevance, removal_control=control)
         rows = sorted(explanation.tokens, key=lambda row: -abs(row["relevance"]))[:k]
@@ -279,7 +279,9 @@ class Tools:
         target: Word = None,
         contrast: Word = None,
         counterfactual: Counterfactual | None = None,
-        site: Annotated[Literal["ffn", "attn", "head"], Field(description="MLP, attention, or heads.")] = "ffn",
+        site: Annotated[
+            Literal["ffn", "attn", "head"], Field(description="FFN neurons, attention neurons, or heads.")
+        ] = "ffn",
         chat: IsChat = False,
         k: Count = TOP_ROWS,
     ) -> Answer:
@@ -287,13 +289,13 @@ class Tools:
         another prompt, with the likely next words that each raises and lowers here. Relevance alone proves nothing: the
         control switches these neurons off, and others, most of which are less active; with `counterfactual`, the nodes
         that change most are a harder control."""
-        model, read = self.session.model, _read(prompt, chat)
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)
-        other = other_prompt(read, counterfactual)
-        relevance = attribute(model, read, target, contrast, counterfactual=other, sites=sites)
-        sizes = sorted({k, *LISTS}) if counterfactual else []
+        other = other_prompt(text_or_chat, counterfactual)
+        relevance = attribute(model, text_or_chat, target, contrast, counterfactual=other, sites=sites)
+        sizes = ablation_sizes(site, k) if counterfactual else []
         with self.session.store() as store:
-            ranking = Ranking(RANKED, site)
+            ranking = Ranking(RANKED_ROWS, site)
             explanation = Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
         nodes = explanation.nodes[:k]
         control = silencing_control(model, relevance, [node.ranked for node in nodes], on_progress=reporting(ctx))
@@ -308,7 +310,7 @@ class Tools:
         control restores the first changes to the base model's weights, and as many with the largest norms."""
         model, base = self.session.model, self.session.base_model
         diff = attribute(model, prompt, target, contrast, base_model=base, sites=())
-        explanation = with_changes(Explanation.of(model, diff, Ranking(RANKED)))
+        explanation = with_changes(Explanation.of(model, diff, Ranking(RANKED_ROWS)))
         changes = explanation.changes.to_dict() if explanation.changes else {}
         lists = {"changes": changes.get("changes", [])}
         files = {"json": explanation.to_json, "html": explanation.to_html}
@@ -350,9 +352,11 @@ class Tools:
         difference that is lost without each, and edges (by the handle). Without a number of nodes, they are those of
         the stages."""
         need("circuits")
-        model, read = self.session.model, _read(prompt, chat)
-        other = other_prompt(read, counterfactual)
-        graph = circuit(model, read, target, contrast, counterfactual=other, nodes=nodes, on_progress=reporting(ctx))
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
+        other = other_prompt(text_or_chat, counterfactual)
+        graph = circuit(
+            model, text_or_chat, target, contrast, counterfactual=other, nodes=nodes, on_progress=reporting(ctx)
+        )
         groups = []
         for group in graph.groups[:TOP_ROWS]:
             row = graph.without(group)
@@ -446,13 +450,13 @@ class Tools:
     ) -> Answer:
         """Generate with edited neurons (set, scaled, added to, swapped) and without. The control makes the same edits
         to random neurons of the same layers; the side effects are changes in unrelated texts."""
-        model, read, parsed = self.session.model, _read(prompt, chat), parse_edits(edits)
+        model, text_or_chat, parsed = self.session.model, _as_prompt(prompt, chat), parse_edits(edits)
         steps = RANDOM_DRAWS + 2 * max_new_tokens
         with self.session.store() as store:
             statistic = store.neurons.statistic if store else None
             raw = [edit.in_raw_units(statistic) for edit in parsed]
-        control = random_edit_control(model, read, raw, target, contrast, on_progress=reporting(ctx, 0, steps))
-        comparison = compare(model, read, raw, max_new_tokens, on_token=reporting(ctx, RANDOM_DRAWS, steps))
+        control = random_edit_control(model, text_or_chat, raw, target, contrast, on_progress=reporting(ctx, 0, steps))
+        comparison = compare(model, text_or_chat, raw, max_new_tokens, on_token=reporting(ctx, RANDOM_DRAWS, steps))
         kl, count = self.session.held_out.off_target_kl(raw), len(self.session.held_out.contexts)
         sides = {"plain": comparison.plain, "steered": comparison.steered}
         return {
@@ -475,12 +479,21 @@ class Tools:
         chat: IsChat = False,
         max_neurons: Annotated[int, Field(ge=1, le=50)] = 10,
     ) -> Answer:
-        """Find a small set of neuron edits that makes another token (or phrase) come next, and its side effects. The
-        control sets random neurons of the same layers to the same values, twenty times. It takes up to a minute."""
-        model, read, steps = self.session.model, _read(prompt, chat), max_neurons + STEPS
+        """Find a small set of edits that makes another token (or phrase) come next, and measure its side effects. With
+        `source`, heads are swapped if that suffices; else FFN neurons are set. The control makes the same edits to
+        random other heads or neurons, twenty times. It takes up to a minute."""
+        model, text_or_chat, steps = self.session.model, _as_prompt(prompt, chat), max_neurons + STEPS
         report = reporting(ctx, 0, steps)
         with self.session.store() as store:
-            recipe = flip(model, read, to, other_prompt(read, source), max_neurons, store=store, on_progress=report)
+            recipe = flip(
+                model,
+                text_or_chat,
+                to,
+                other_prompt(text_or_chat, source),
+                max_neurons,
+                store=store,
+                on_progress=report,
+            )
         report = reporting(ctx, max_neurons, steps)
         outcome = outcome_of(model, recipe, self.session.held_out, on_progress=report)
         recipe = recipe.noting(**outcome.provenance())
@@ -534,11 +547,11 @@ class Tools:
     ) -> Answer:
         """Generate with more (or less) of a concept, within a limit of side effects. The control makes the same edits
         to random neurons, twenty times, and measures those texts by the concept. It takes half a minute."""
-        model, read, used = self.session.model, _read(prompt, chat), self._concept(concept)
+        model, text_or_chat, used = self.session.model, _as_prompt(prompt, chat), self._concept(concept)
         contexts = self.session.held_out
         recipe = used.recipe(model, kl=kl, suppress=suppress, held_out=contexts)
         options: dict[str, Any] = {"contexts": contexts, "on_progress": reporting(ctx)}
-        comparison, outcome = steer_concept(model, used, read, recipe, max_new_tokens, **options)
+        comparison, outcome = steer_concept(model, used, text_or_chat, recipe, max_new_tokens, **options)
         return {
             "edits": [str(edit) for edit in recipe],
             "plain": comparison.plain.text,
@@ -643,5 +656,5 @@ def _suggestion(row: Suggestion) -> Answer:
     return {name: getattr(row, name) for name in ("text", "word", "instead_of", "answer", "probability")}
 
 
-def _read(prompt: str, chat: bool) -> str | Chat:
+def _as_prompt(prompt: str, chat: bool) -> str | Chat:
     return Chat([{"role": "user", "content": prompt}]) if chat else prompt

@@ -15,20 +15,21 @@ from icebear.actmax.atlas.atlas_page import part
 from icebear.actmax.atlas.saved_map import map_path, save_map, saved_drawing
 from icebear.actmax.searching import search
 from icebear.app.web.shared import header, links, markdown, question, served
-from icebear.app.web.shared.background import Job, shared
+from icebear.app.web.shared.all_visitors import server_state
+from icebear.app.web.shared.background_job import Job
 from icebear.db.search import NO_NEURON, absence, absent, nearest_by_chance
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words
 from icebear.records import Neuron
 
 LIT = ("words", "neighbors of a neuron", "neurons of this prompt")
-HITS = 200
+LIT_HITS = 200
 """The hits of a search that are lit up."""
 NEIGHBORS = 20
 """The neighbors of a neuron that are lit up."""
 PROMPT_NEURONS = 100
 """The neurons of a prompt that are lit up, those of the largest relevance."""
-RANKED = 1000
+RANKED_NEURONS = 1000
 """Neurons at a token, of all sites, among which these are."""
 SCRIPT = files("icebear.app.web").joinpath("atlas.js").read_text(encoding="utf-8")
 picture = st.components.v2.component(
@@ -65,7 +66,7 @@ def _drawing(path: str, changed: int, saved_at: int) -> bytes | None:
 def _offer(opened: Store) -> None:
     """Ask to draw the map, which an index with vectors of sentences has; the progress is on top of every view."""
     key = ("map", opened.path)
-    job = shared().builds.get(key)
+    job = server_state().builds.get(key)
     if job and job.is_alive():
         st.caption("The map is being drawn; the progress is at the top of the page, and the page then updates itself.")
         return
@@ -75,7 +76,7 @@ def _offer(opened: Store) -> None:
         "The map is drawn once, and kept beside the index. Meanwhile you can use the app; the top of the page says how "
         "long it takes."
     )
-    begin = partial(shared().begin, key, "Drawing the map", partial(_draw, opened.path))
+    begin = partial(server_state().begin, key, "Drawing the map", partial(_draw, opened.path))
     st.button("Draw the map", type="primary", key="draw_map", on_click=begin)
 
 
@@ -120,7 +121,7 @@ def _of_words(opened: Store, slot: Any) -> list[str] | None:
 @st.cache_data(max_entries=50, show_spinner="Searching ...")
 def _hits(path: str, changed: int, text: str) -> list[str]:
     with open_store(path) as opened:
-        return [str(hit) for hit in search(opened, text, HITS) if hit.by == "sentences"]
+        return [str(hit) for hit in search(opened, text, LIT_HITS) if hit.by == "sentences"]
 
 
 def _of_neighbors(opened: Store, slot: Any) -> list[str]:
@@ -140,13 +141,13 @@ def _of_neighbors(opened: Store, slot: Any) -> list[str]:
 def _of_prompt(opened: Store, slot: Any) -> list[str]:
     """Return the most relevant sides of the question that the views share, of the sites of the map."""
     prompt, counterfactual, slots = question.prompts()
-    if not question.live().is_short(prompt):
+    if question.measuring().offered_to_shorten(prompt):
         return []
     known = question.answers(prompt, counterfactual)
     answers = question.target(slots[0], known), question.contrast(slots[1], known)
     request = question.Request(prompt, counterfactual, *answers, None)
-    relevance = question.live().relevance_of(request)
-    rows = relevance.top(RANKED, position="all" if counterfactual else "last")
+    relevance = question.measuring().relevance_of(request)
+    rows = relevance.top(RANKED_NEURONS, position="all" if counterfactual else "last")
     sites = opened.facts.get("sites")
     sides = list(dict.fromkeys(f"{row.neuron} {row.polarity}" for row in rows if row.neuron.site in sites))
     sides = sides[:PROMPT_NEURONS]

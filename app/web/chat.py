@@ -13,7 +13,7 @@ import streamlit as st
 from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
-from icebear.app.web import chat_measured, chat_monitors, chat_sources
+from icebear.app.web import chat_breakdown, chat_clicks, chat_monitors, chat_sources
 from icebear.app.web.shared import jobs, links, markdown, pictures, words
 from icebear.app.web.steering import edit_neurons
 from icebear.edits import parse_edits
@@ -23,9 +23,9 @@ from icebear.models.text.chat import Chat, template_of
 from icebear.render import style
 from icebear.steering.apply import steer
 
-LAST = 8
+SHOWN_MESSAGES = 8
 """Messages that are shown of a longer conversation."""
-EXAMPLES = (
+FIRST_MESSAGES = (
     "What is the capital of France? Answer in one word.",
     "Ann lives in Rome. Tom lives in Oslo. Where does Tom live?",
     "Write one sentence about an ice bear.",
@@ -62,7 +62,7 @@ def show() -> None:
     answering = st.session_state.pop("answering", False) and chat.messages[-1]["role"] != "assistant"
     turn, span = _selected(chat)
     left, right = st.columns([3, 2], gap="large")
-    beside = chat_measured if chat_sources.selects_sentences() else chat_sources
+    beside = chat_sources if chat_clicks.selects_sentences() else chat_breakdown
     colors = beside.colors(chat, turn, span) if span and not answering else None
     with left:
         _messages(chat, turn, span, colors or [()] * len(chat.messages), live=not answering)
@@ -80,16 +80,16 @@ def show() -> None:
     with right.container(key="beside"):
         st.html(STICKY)
         if span is None:
-            chat_sources.choose_clicks()
-            st.caption(SENTENCE_HINT if chat_sources.selects_sentences() else HINT)
+            chat_clicks.choose()
+            st.caption(SENTENCE_HINT if chat_clicks.selects_sentences() else HINT)
             return
-        sources = beside.show(chat, turn, span)
+        breakdown = beside.show(chat, turn, span)
     if colors is None:
         st.rerun()  # to color the conversation
-    if sources is None:
+    if breakdown is None:
         return
     with st.container():
-        chat_sources.details(chat, turn, span, sources)
+        chat_breakdown.details(chat, turn, span, breakdown)
 
 
 # --- the conversation -----------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def _before_the_first_message() -> None:
             _field("Write to the model")
             st.caption("Or ask:")
             with st.container(horizontal=True):
-                for number, question in enumerate(EXAMPLES):
+                for number, question in enumerate(FIRST_MESSAGES):
                     st.button(markdown.plain(question), key=f"example_{number}", on_click=_send, args=(question,))
     jobs.model()
     reason = _no_template()  # the model was waited for
@@ -187,7 +187,7 @@ def _tools(chat: Chat) -> dict[str, Any]:
             seed = links.bound(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
         chat_monitors.choose()
         pictures.downloads("chat", {"json": chat.to_json})
-    if len(chat.to_json(None)) > links.LINK:
+    if len(chat.to_json(None)) > links.LONGEST_URL_VALUE:
         st.caption("This conversation is too long for a link; download it as JSON to share it.")
     edits = [line for line in st.session_state.get("edits", "").splitlines() if line.strip()]
     label = f"Answer with the {len(edits)} edits of {links.VIEWS['steer'].title}"
@@ -198,18 +198,16 @@ def _tools(chat: Chat) -> dict[str, Any]:
     return {"max_new_tokens": count, "temperature": temperature, "seed": seed, "edits": edits}
 
 
-def _messages(
-    chat: Chat, turn: int, span: tuple[int, int] | None, colors: Sequence[chat_sources.Colored], live: bool
-) -> None:
+def _messages(chat: Chat, turn: int, span: tuple[int, int] | None, colors: Sequence[words.Colored], live: bool) -> None:
     """Show the last messages. colors: of each. live: with words to click on."""
     # At half of the color any text has a contrast of 4.5.
     darkest = 2 * max((abs(value) for row in colors for _, value in row), default=0) or 1.0
     count = len(chat.messages)
-    earliest = max(0, count - LAST - st.session_state.setdefault("earlier", 0))
+    earliest = max(0, count - SHOWN_MESSAGES - st.session_state.setdefault("earlier", 0))
     earliest = earliest if span is None else min(earliest, turn)
 
     def show_earlier() -> None:
-        st.session_state["earlier"] += LAST
+        st.session_state["earlier"] += SHOWN_MESSAGES
 
     if earliest:
         st.button(f"Show earlier messages ({earliest})", key="show_earlier", on_click=show_earlier)
@@ -221,7 +219,7 @@ def _messages(
                 st.caption(markdown.plain(role))
             colored = [(piece, value, value / darkest) for piece, value in colors[number]]
             _message(chat, number, span if number == turn else None, colored, live)
-            chat_monitors.strip(chat, number)
+            chat_monitors.show_verdicts(chat, number)
 
 
 def _message(
@@ -231,7 +229,7 @@ def _message(
     content, answers = message["content"], message["role"] == "assistant"
     if not isinstance(content, str):
         st.html(TEXT.format(json.dumps(content, ensure_ascii=False)))
-    elif not live or not (answers or chat_sources.selects_alternative() or chat_sources.selects_sentences()):
+    elif not live or not (answers or chat_clicks.selects_alternative() or chat_clicks.selects_sentences()):
         tokens = (TOKEN.format(f"{value:+.2f}", style(share), piece) for piece, value, share in colored)
         st.html(TEXT.format(Markup().join(tokens) if colored else content))
     elif answers:
@@ -241,7 +239,7 @@ def _message(
             st.error(markdown.message(error))
             return
         words.draw(words.words_of(pieces), _marked(chat, turn, span), f"turn {turn}", partial(_select, turn), colored)
-    elif chat_sources.selects_sentences():
+    elif chat_clicks.selects_sentences():
         parts = words.words_of(words.split(content))
         words.draw(parts, _marked(chat, turn, span), f"turn {turn}", partial(_select, turn), colored)
     else:
@@ -250,7 +248,7 @@ def _message(
 
 def _marked(chat: Chat, turn: int, span: tuple[int, int] | None) -> tuple[int, int] | None:
     """Return the selected pieces of a message; a sentence is selected as a whole."""
-    return chat_measured.marked(chat, turn, span) if span and chat_sources.selects_sentences() else span
+    return chat_sources.marked(chat, turn, span) if span and chat_clicks.selects_sentences() else span
 
 
 def _answer(slot: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
@@ -300,7 +298,7 @@ def _selected(chat: Chat) -> tuple[int, tuple[int, int] | None]:
 
 
 def _select(turn: int, start: int, stop: int, text: str) -> None:
-    if chat_sources.selects_alternative():
+    if chat_clicks.selects_alternative():
         _select_alternative(start, stop, text)
         return
     links.to_url(turn=str(turn), span=f"{start}-{stop}")
@@ -309,7 +307,7 @@ def _select(turn: int, start: int, stop: int, text: str) -> None:
 
 def _select_alternative(start: int, stop: int, text: str) -> None:
     st.session_state["rather"] = text.strip()
-    st.session_state["clicks"] = chat_sources.WORD
+    st.session_state["clicks"] = chat_clicks.WORD
 
 
 def _unselect() -> None:

@@ -81,7 +81,7 @@ def _known(role: str, chat: Chat) -> dict[str, Verdict]:
     return st.session_state.setdefault("verdicts", {}).setdefault((role, chat.to_json(None)), {})
 
 
-def strip(chat: Chat, turn: int) -> None:
+def show_verdicts(chat: Chat, turn: int) -> None:
     """Show what the chosen monitors say about a message of the user, or about an answer that they read."""
     monitors, (role, content) = _chosen(), (chat.messages[turn]["role"], chat.messages[turn]["content"])
     asks = role == "user" and isinstance(content, str)

@@ -1,242 +1,188 @@
-"""Beside a conversation: why the model wrote the selected words."""
+"""Beside a conversation: the sources of a sentence of an answer, and what a source did, measured by removal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from textwrap import shorten
-from typing import Any
 
 import streamlit as st
 
-from icebear.actmax.labels.meanings import label_title
-from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables
-from icebear.app.web.shared.background import Job
+from icebear.app.web import chat_clicks
+from icebear.app.web.shared import jobs, markdown, served, words
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
-from icebear.app.web.shared.explanations import answered, explained_words
-from icebear.concepts.answers.breakdown import SourceBreakdown, SourcePart, part_names, source_breakdown
-from icebear.concepts.results.ranking import Ranking
+from icebear.app.web.shared.explanations import answer_at
+from icebear.concepts.answers.source_records import NAT, SourcedSentence, SourceEffect
+from icebear.concepts.answers.source_sentences import change_text, finding
+from icebear.concepts.answers.sources import Sources, effect_of_source, sources
+from icebear.concepts.answers.units import units_of
 from icebear.errors import InputError
-from icebear.explanation.node_meanings import STRONGEST, node_meanings
-from icebear.explanation.sentences import through_text
-from icebear.models.text.answer import Answer
+from icebear.models.text.answer import Answer, message_ids
 from icebear.models.text.chat import Chat
 
-Colored = Sequence[tuple[str, float]]
-"""Tokens of a message with what they contributed."""
-WORD = "word"
-SENTENCE = "sentence"
-ALTERNATIVE = "alternative"
-UNWRITTEN = {"template": "Chat template", "sinks": "Attention sinks"}
-"""Parts that nobody wrote."""
-NAMES = UNWRITTEN | {
-    "the answer's own start": "The answer so far",
-    "the contrast's own start": "The alternative so far",
-    "system": "System message",
-}
-"""Parts that are named on this page; others are quoted."""
-SHOWN_MEANINGS = 6
-"""Labels beside a word."""
-QUOTED = 42
-"""The longest quote of a part, in characters."""
+QUOTED = 60
+"""The longest quote of a source, in characters."""
+Painted = tuple[int, int, float]
+"""Characters [start, stop) of a message, and the nats that are lost."""
 
 
-def selects_alternative() -> bool:
-    """Return whether a click selects the alternative, not the word to explain."""
-    return _clicks() == ALTERNATIVE
-
-
-def selects_sentences() -> bool:
-    """Return whether a click selects a sentence, whose sources are measured."""
-    return _clicks() == SENTENCE
-
-
-def _clicks() -> str | None:
-    """Return what a click chooses; in the first run of a link its widget is not drawn yet."""
-    return st.session_state.get("clicks") or st.query_params.get("clicks")
-
-
-def choose_clicks() -> None:
-    """Show what a click on the conversation chooses."""
-    about = (
-        "A click on a word shows its tokens and sources by relevance; on a sentence, what is lost without each source, "
-        "measured. An alternative is what could stand there instead of the word."
-    )
-    choices = [WORD, SENTENCE, ALTERNATIVE]
-    links.bound(st.segmented_control, "Select", "clicks", choices, default=WORD, required=True, help=about)
-
-
-def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
-    """Say in a sentence and in bars what the words come from. Return the account."""
+def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
+    """Show what a sentence of an answer came from; of another message, what its sentence did to the last answer."""
     account = st.container()
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        choose_clicks()
-        other = "Another word that could stand there; the bars then say what speaks for one of the two."
-        contrast = links.bound(st.text_input, "Rather than (optional)", "rather", width=200, help=other)
-    text, answer = _answer(chat, turn)
+    chat_clicks.choose()
     with account:
-        request = (served.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
-        sources = jobs.awaited(_sources, *request, stops=True)
-        st.markdown(f"## Why {markdown.target_label(sources.relevance)}?")
-        st.markdown(sentence(sources))
-        st.html(bars(parts(sources)))
-        st.caption(f"Red supports it, blue opposes it, in logits. {through_text(sources)} (overlaps with the bars).")
-        _meanings(text, turn, answer.token_range(span), contrast.strip() or None)
-    return sources
+        if chat.messages[turn]["role"] == "assistant":
+            _from(chat, turn, span)
+        else:
+            _did(chat, turn, span)
 
 
-def _meanings(text: str, turn: int, span: tuple[int, int], contrast: str | None) -> None:
-    """Show the labels of the strongest neurons and heads behind the words, if there is an index with labels."""
-    if not served.has_labels():
-        return
-    relevance = explained_words(text, turn, span, contrast)
-    if relevance.sums.target <= 0:  # it has no shares
-        return
-    with served.store() as opened:
-        rows = node_meanings(relevance, opened)
-    if not rows:
-        st.caption(f"None of the {STRONGEST} strongest neurons and heads has a label that passed in this index.")
-        return
-    st.markdown("## What its strongest neurons and heads mean")
-    lines = (f"{row.share:.0%} {row.node.neuron}: {label_title(row.meaning)}" for row in rows[:SHOWN_MEANINGS])
-    st.markdown("\n".join(f"- {markdown.plain(line)}" for line in lines))
-    st.caption(
-        f"{len(rows)} of the {STRONGEST} strongest have a label that passed its test. Percent: relevance, as a share "
-        "of the explained logits; neurons of several layers pass the same relevance on, so that shares do not add up."
-    )
-    pairs = [(row.node.neuron, row.meaning.polarity) for row in rows[:SHOWN_MEANINGS]]
-    tables.neuron_pills("Open a card", pairs, "meanings")
-
-
-def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[Colored] | None:
-    """Return the tokens of each message with what they contributed; none of a message that is not read. None until it
-    is known."""
+def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[words.Colored] | None:
+    """Return the pieces of each message with the nats that are lost; none of a message without. None until it is
+    measured."""
     try:
-        text, answer = _answer(chat, turn)
+        job = _job(chat, turn, span)
     except InputError:  # of a broken link, which `show` says
         return None
-    contrast = (st.session_state.get("rather") or "").strip() or None
-    sources = jobs.current(_sources, served.model_name(), text, turn, answer.token_range(span), contrast).result
-    if sources is None:
+    if job.result is None:
         return None
-    prompt, values = sources.relevance.prompt, sources.relevance.tokens.tolist()
-    parts: list[Colored] = [()] * len(chat.messages)
-    for number, part in enumerate(prompt.turns[-turn - 1 :]):  # a template may add a message before them
-        inside = range(part.first, part.last)
-        tokens = [(prompt.strings[at], 0.0 if at in prompt.sinks else values[at]) for at in inside]
-        if str(chat.messages[number]["content"]).startswith("".join(piece for piece, _ in tokens)):
-            parts[number] = tokens
-    return parts
+    rows: dict[int, list[Painted]] = {}
+    if isinstance(job.result, SourceEffect):
+        last, answer = _last_answer(chat)
+        ends = [len("".join(answer.token_strings[:stop])) for stop in range(len(answer.ids) + 1)]
+        parts = [part for part in job.result.sentences if part.is_hit]
+        rows[last] = [(ends[part.start], ends[part.stop], -part.change) for part in parts]
+    else:
+        for source in job.result.sentences[0].leading:
+            if source.characters:  # a call of a tool is no text
+                rows.setdefault(source.message, []).append((*source.characters, -source.change))
+    return [_painted(_pieces(chat, number), rows.get(number, ())) for number in range(len(chat.messages))]
 
 
-def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdown) -> None:
-    """Show, if this is opened, the tokens behind the bars, the neurons and the circuit."""
-    opened = st.expander("Details: tokens, neurons, circuit", key="details", on_change="rerun")
-    if not opened.open:
-        return
-    text, answer = _answer(chat, turn)
-    start, stop = answer.token_range(span)
-    with opened:
-        st.markdown("## The tokens behind the bars")
-        markdown.heat(sources.relevance, answer=True)
-        chances = ", ".join(f"{chance:.0%}" for chance in answer.probabilities[start : min(stop, start + 12)])
-        more = ", ..." if stop - start > 12 else ""
-        st.caption(
-            "Red supports it, blue opposes it; dotted: attention sinks; gray: the chat template. "
-            + markdown.plain(f"Probability of the selected words: {chances}{more}")
-        )
-        relevance = explained_words(text, turn, (start, stop), sources.relevance.contrast_text or None)
-        explanation = explanations.explanation_of(relevance, Ranking(10, position="last"))
-        before = chat.of(chat.messages[:turn])
-        if explanation.nodes:
-            st.markdown(f"## The neurons that contribute most to {markdown.target_label(relevance)}")
-            tables.node_table(explanation, "account", ("neuron", "token", "relevance"), prompt=before.to_json(None))
-        _compared(before, answer, start, sources)
-        bars_line = f"The bars (CP-LRP) sum to {sources.target:.2f} logits, remainder {sources.remainder:+.1e}."
-        st.caption(markdown.plain(f"Method check. {bars_line} Neurons: {relevance.conservation_text()}."))
+def marked(chat: Chat, turn: int, span: tuple[int, int]) -> tuple[int, int]:
+    """Return the pieces of the sentence that was clicked."""
+    pieces = _pieces(chat, turn)
+    parts = [(part.start, part.stop) for part in units_of(pieces, (), None, "sentence")]
+    return next((part for part in parts if part[0] <= span[0] < part[1]), span)
 
 
-def _answer(chat: Chat, turn: int) -> tuple[str, Answer]:
-    """Return the conversation up to a message, as JSON, and this message."""
-    text = chat.of(chat.messages[: turn + 1]).to_json(None)
-    return text, answered(served.model_name(), text, turn)
+def _pieces(chat: Chat, turn: int) -> list[str]:
+    """Return the pieces of a message that can be clicked: tokens of an answer, words of another one."""
+    message = chat.messages[turn]
+    if not isinstance(message["content"], str):
+        return []
+    if message["role"] == "assistant":
+        model = jobs.model()
+        return list(model.pieces(message_ids(model, chat, turn))) if message["content"] else []
+    return words.split(message["content"])
+
+
+def _painted(pieces: Sequence[str], rows: Iterable[Painted]) -> words.Colored:
+    """Return pieces with the value of the row that has their first letter; nothing without rows."""
+    rows, at, result = list(rows), 0, []
+    for piece in pieces:
+        letter = at + len(piece) - len(piece.lstrip())
+        result.append((piece, next((value for start, stop, value in rows if start <= letter < stop), 0.0)))
+        at += len(piece)
+    return result if rows else ()
+
+
+# --- measured -------------------------------------------------------------------------------------------
+
+
+def _job(chat: Chat, turn: int, span: tuple[int, int]) -> Job:
+    start, stop = marked(chat, turn, span)
+    if chat.messages[turn]["role"] == "assistant":
+        text = chat.of(chat.messages[: turn + 1]).to_json(None)
+        return jobs.cached_job(_sources, served.model_name(), text, turn, (start, stop))
+    last, _ = _last_answer(chat)
+    if last < turn:
+        raise InputError("There is no answer after this message; ask for one.")
+    pieces = _pieces(chat, turn)
+    at = len("".join(pieces[:start])) + len(pieces[start]) - len(pieces[start].lstrip())
+    text = chat.of(chat.messages[: last + 1]).to_json(None)
+    return jobs.cached_job(_effect, served.model_name(), text, last, turn, at)
+
+
+def _last_answer(chat: Chat) -> tuple[int, Answer]:
+    """Return the last answer and its index. Raises `InputError` if there is none."""
+    numbers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    if not numbers:
+        raise InputError("There is no answer yet; ask for one.")
+    text = chat.of(chat.messages[: numbers[-1] + 1]).to_json(None)
+    return numbers[-1], answer_at(served.model_name(), text, numbers[-1])
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _sources(name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Job:
-    """Return the job that finds what the words come from, or has found it, for all visitors."""
-    model, answer = jobs.model(), answered(name, chat, turn)
-    options: dict[str, Any] = {"contrast": contrast} if contrast else {"number": "log-odds"}
-    return Job("Explaining", lambda job: source_breakdown(model, answer, span, **options))
+def _sources(name: str, chat: str, turn: int, span: tuple[int, int]) -> Job:
+    """Return the job that measures where a sentence came from, or has measured it, for all visitors."""
+    model, answer = jobs.model(), answer_at(name, chat, turn)
+    return Job("Removing sentences", lambda job: sources(model, answer, span=span, on_progress=job.step))
 
 
-def part_name(part: SourcePart) -> str:
-    """Return the name of a part, or its text in quotes."""
-    return NAMES.get(part.name) or f"\u201c{shorten(part.text, QUOTED, placeholder=' ...')}\u201d"
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _effect(name: str, chat: str, turn: int, message: int, at: int) -> Job:
+    """Return the job that measures what a sentence of the context did, for all visitors."""
+    model, answer = jobs.model(), answer_at(name, chat, turn)
+    return Job("Removing the sentence", lambda job: effect_of_source(model, answer, message, at))
 
 
-def parts(sources: SourceBreakdown) -> list[Bar]:
-    """Return a bar for each part, what was written first."""
-    rows = [(part_name(part), part.total, part.name in UNWRITTEN) for part in sources.parts]
-    if abs(sources.biases) > 1e-3 * abs(sources.target):
-        rows.append(("Biases of the model", sources.biases, True))
-    rows.sort(key=lambda row: (row[2], -row[1]))
-    return [Bar(name, value, f"{value:+.2f}", unwritten) for name, value, unwritten in rows]
+# --- shown ----------------------------------------------------------------------------------------------
 
 
-def sentence(sources: SourceBreakdown) -> str:
-    """Say which part of the conversation contributed most, and the token in it that did, as Markdown; first if most of
-    it belongs to no message."""
-    relevance, contrast = sources.relevance, sources.relevance.contrast_text
-    best = max((part for part in sources.parts if part.name not in UNWRITTEN), key=lambda part: part.total)
-    nobody = max((bar for bar in parts(sources) if bar.is_control), key=lambda bar: bar.value, default=None)
-    most = f"Most of it ({nobody.number}) belongs to no word: {nobody.name.lower()}. " if nobody else ""
-    most = most if nobody and nobody.value > max(best.total, sources.target / 2) else ""
-    if best.total <= 0:
-        return f"{most}No message supports it."
-    values = {
-        position: value
-        for position, (name, value) in enumerate(zip(part_names(relevance), relevance.tokens.tolist(), strict=True))
-        if name == best.name
-    }
-    others = markdown.plain(contrast.strip()) or "the other likely words"
-    name = part_name(best)
-    behind = "" if sources.target > 0 else f" But the model prefers {others} here."
-    name = markdown.plain(name[0].lower() + name[1:])
-    text = (
-        f"{most}**Of the messages, {name} contributed most: {best.total:+.1f}** of the {sources.target:.1f} logits by "
-        f"which it leads {others}."
+def _from(chat: Chat, turn: int, span: tuple[int, int]) -> None:
+    measured: Sources = jobs.wait_for(_job(chat, turn, span), stops=True)
+    [sentence] = measured.sentences
+    st.markdown(f"## Where does {_quoted(sentence.text)} come from?")
+    st.markdown(f"**{markdown.plain(finding(sentence, measured.units))}**")
+    st.html(bars(_rows(sentence)))
+    largest = sentence.sources[0]
+    st.caption(
+        markdown.plain(
+            f"Without the first: {change_text(sentence, largest.change)}. Each bar is a removal: the nats of "
+            "log-probability that this sentence of the answer loses. Gray: other sentences, as the control."
+        )
     )
-    if values:  # not of the alternative's own start
-        top = max(values, key=lambda position: values[position])
-        word = markdown.token_label(relevance.prompt.strings[top].strip())
-        text += f" The strongest word in it is **{word}** ({values[top]:+.1f})."
-    return text + behind
+    for dropped in measured.dropped:
+        st.caption(markdown.plain(f"The template drops this text, so the model did not read it: {dropped.text}"))
 
 
-def _compared(before: Chat, answer: Answer, start: int, sources: SourceBreakdown) -> None:
-    """Offer the stages of the difference to the same conversation with another last message of the user, and its
-    circuit."""
-    messages = [message["content"] for message in before.messages if message["role"] == "user"]
-    if not messages or sources.relevance.target is None:
-        return
-    st.markdown("## How is it computed?")
-    message = messages[-1]
-    label = "Compared with another message of the same number of tokens"
-    other = st.text_input(label, message, key=f"other {message}")
-    values = {
-        "prompt": _up_to(before, answer, start),
-        "counterfactual": _up_to(before.asking(other), answer, start),
-        "target": sources.relevance.target.text,
-        "contrast": sources.relevance.contrast_text,
-    }
-    with st.container(horizontal=True):
-        for view, label in (("why", "Show its stages"), ("circuit", "Open its circuit")):
-            go = partial(links.go, view, **values)
-            st.button(label, key=f"open_{view}", on_click=go, disabled=other == message)
+def _rows(sentence: SourcedSentence) -> list[Bar]:
+    """Return a bar for each shown source, what they lose together, and the control."""
+    rows = [
+        Bar(_name(source.role, source.text), -source.change, f"{source.change:+.1f}") for source in sentence.leading
+    ]
+    if sentence.together is not None and len(sentence.leading) > 1:
+        name = f"The first {len(sentence.leading)} together"
+        rows.append(Bar(name, -sentence.together, f"{sentence.together:+.1f}"))
+    other = "Another sentence" if sentence.random.are_all else "A random other sentence"
+    return rows + [Bar(other, -x, f"{x:+.1f}", True) for x in sentence.random.singles]
 
 
-def _up_to(chat: Chat, answer: Answer, start: int) -> str:
-    """Return the chat and the beginning of the answer as JSON, for the field for a prompt."""
-    begun = "".join(answer.token_strings[:start])
-    return (chat.then("assistant", begun, answer.ids[:start]) if start else chat).to_json(None)
+def _did(chat: Chat, turn: int, span: tuple[int, int]) -> None:
+    effect: SourceEffect = jobs.wait_for(_job(chat, turn, span), stops=True)
+    st.markdown(f"## What did {_quoted(effect.text)} do to the answer?")
+    hit = [part for part in effect.sentences if part.is_hit]
+    most = min(hit, key=lambda part: part.change, default=None)
+    little = "No sentence of the answer loses 1 nat more without it than without every control."
+    if not all(part.random for part in effect.sentences):
+        little = "There is no other sentence as a control, so it is open what the answer hangs on."
+    st.markdown(f"**{_quoted(most.text)} hangs on it.**" if most else f"**{little}**")
+    rows = []
+    for part in effect.sentences:
+        rows.append(Bar(_name("", part.text), -part.change, f"{part.change:+.1f}"))
+        rows += [Bar("without another sentence", -x, f"{x:+.1f}", True) for x in part.random]
+    st.html(bars(rows, high=NAT))
+    st.caption(
+        "Each bar is a removal: the nats of log-probability that a sentence of the answer loses without the sentence "
+        "that you clicked. Gray: without another sentence of the context, as the control."
+    )
+
+
+def _name(role: str, text: str) -> str:
+    quote = f"\u201c{shorten(text, QUOTED, placeholder=' ...')}\u201d"
+    return f"{role}: {quote}" if role else quote
+
+
+def _quoted(text: str) -> str:
+    return markdown.plain(_name("", text))

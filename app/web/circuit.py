@@ -21,7 +21,7 @@ from icebear.app.web.shared import (
     served,
     tables,
 )
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.concepts.circuits.circuit import circuit
@@ -72,7 +72,7 @@ def show() -> None:
     if not counterfactual:
         st.info("A circuit explains a difference: write a counterfactual prompt.")
         return
-    graph = jobs.awaited(_started, *request, stops=True)
+    graph = jobs.wait_for_cached(_started, *request, stops=True)
     with bar:
         files = {"html": graph.to_html, "png": graph.to_png, "svg": graph.to_svg, "json": graph.to_json}
         pictures.downloads("circuit", files | {"csv": lambda: graph.to_frame().to_csv(index=False)})
@@ -170,11 +170,11 @@ def _sign(node: Node) -> str:
 
 def _checks(graph: Graph, request: tuple) -> None:
     """Say what the nodes recover, with their control; the other checks run on a click, as they take seconds."""
-    nodes, parts = jobs.awaited(_ablation, request, graph), _parts(graph)
+    nodes, parts = jobs.wait_for_cached(_ablation, request, graph), _parts(graph)
     _verdict(nodes, parts, whole_text(graph))
     with st.expander("All checks"):
         if graph.edges and st.toggle("Also run the model along the edges alone", key="measure"):
-            edges = jobs.awaited(_along_edges, request, graph)
+            edges = jobs.wait_for_cached(_along_edges, request, graph)
             table = [
                 (f"the {row.edges} strongest edges", row.sufficiency, row.random_sufficiency, row.matched_sufficiency)
                 for row in edges

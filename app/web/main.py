@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from icebear.app.web.shared import background, header, jobs, links, markdown
+from icebear.app.web.shared import background_job, header, jobs, links, markdown
 from icebear.errors import IcebearError, StoreError, known_error
 
 ICON = Path(__file__).with_name("icon.svg")
@@ -58,7 +58,7 @@ document.currentScript?.remove()</script>"""
 then each field of it. A live region has the progress, and arrow keys move through a heatmap."""
 
 
-@background.drawing()
+@background_job.drawing()
 def main() -> None:
     view = links.navigation()
     st.set_page_config(f"{view.title} - icebear", ICON, layout="wide", initial_sidebar_state="collapsed")
@@ -81,4 +81,4 @@ def main() -> None:
         message = f"This page failed ({type(error).__name__}: {error}); change the settings and try again."
         st.error(markdown.message(known_error(error) or message))
     finally:
-        background.drawn()
+        background_job.drawn()

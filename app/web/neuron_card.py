@@ -26,8 +26,9 @@ from icebear.actmax.more_examples import READ_AT_ONCE, MoreExamples, more_exampl
 from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
 from icebear.app.web.shared import jobs, links, markdown, pictures, served
-from icebear.app.web.shared.background import SITES, Job
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.header import no_store_yet, offer_small
+from icebear.app.web.shared.index_builds import APP_SITES
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import vocabulary_projection
@@ -64,7 +65,7 @@ def show(name: str) -> None:
     vocabulary = st.container()
     if not served.has_store():
         no_store_yet("Sentences and statistics need")
-    elif neuron.site in SITES:
+    elif neuron.site in APP_SITES:
         offer_small(f"no sentences for {neuron.site} neurons")
     else:
         st.caption(f"The index has no sentences for {neuron.site} neurons.")
@@ -310,7 +311,7 @@ def _suggesting(neuron: Neuron) -> None:
             _labelling(*request).left.discard(jobs.visitor())
             st.session_state["labelling"] = request
         st.caption(f"The model reads {sum(SENTENCES.values()):,} sentences.")
-    if st.session_state.get("labelling") == request and jobs.is_done(jobs.current(_labelling, *request)):
+    if st.session_state.get("labelling") == request and jobs.show_until_done(jobs.cached_job(_labelling, *request)):
         st.caption("No label passed its test.")
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from icebear.concepts.answers.restoring import ExplainedChanges
     from icebear.concepts.answers.units import Matrix, Unit
 
-LONG = 240
+UNCUT_CHARACTERS = 240
 """Characters of a text in a table before it is cut."""
 
 
@@ -146,7 +146,11 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
     table = grid("part", ">relevance", "text")
     for unit, value in parts:
         text = visible(unit.text.strip())
-        cut = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
+        cut = (
+            text
+            if len(text) <= UNCUT_CHARACTERS
+            else f"{text[: UNCUT_CHARACTERS // 2]} ... {text[-UNCUT_CHARACTERS // 2 :]}"
+        )
         table.add_row(unit.turn, f"{value:+.3f}", Text(cut), style="dim" if unit.template else None)
     return table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -15,29 +14,10 @@ from icebear.app.cli.tables.grid import grid
 if TYPE_CHECKING:
     from icebear.actmax.atlas.atlas import Atlas
     from icebear.actmax.atlas.audit import Audit
-    from icebear.actmax.atlas.compare import Comparison
-    from icebear.db.store import Store
+    from icebear.actmax.atlas.compare import Comparison, ExchangedSide
 
 NAMED = 20
 """The number of clusters, and of neurons with other sentences, that are printed."""
-LISTED = 100
-"""The number of neurons with other sentences in the JSON document."""
-
-
-@dataclass(frozen=True)
-class ExchangedSide:
-    """A neuron at one polarity that has other sentences in the other model."""
-
-    neuron: str
-    polarity: str
-    exchanged: float
-    """The share of its sentences that it does not have in the other model."""
-    moved: float
-    """See `Comparison.moved`."""
-    lost: str
-    """The strongest of the exchanged sentences."""
-    new: str
-    """The strongest sentence that it has in the other model only."""
 
 
 def atlas_report(atlas: Atlas, sample: str) -> Iterator[Table | Text]:
@@ -76,20 +56,6 @@ def audit_report(audit: Audit) -> Iterator[Table | Text]:
     columns = (">share", ">others" if audit.others else ">random", ">score", ">p")
     yield grid("cluster", *columns, rows=rows, title=title) if rows else Text(f"No cluster is shown to {what}.")
     yield Text(f"Largest score {audit.clusters[0].score:+.1f}; by chance above {audit.threshold:.1f} in 5 %.", "dim")
-
-
-def exchanged_sides(comparison: Comparison, store: Store, other: Store) -> list[ExchangedSide]:
-    """The sides with most exchanged sentences."""
-    order = comparison.order[:LISTED]
-    order = order[comparison.exchanged[order] > 0]
-    neurons, sides = store.neurons.of((comparison.sides[order] // 2).tolist()), []
-    for number, side in zip(order.tolist(), comparison.sides[order].tolist(), strict=True):
-        neuron, polarity = neurons[side // 2], "+-"[side % 2]
-        texts = [[e.sentence.text for e in opened.examples(neuron, polarity)] for opened in (store, other)]
-        lost, new = (next((text for text in texts[i] if text not in texts[1 - i]), "") for i in (0, 1))
-        numbers = float(comparison.exchanged[number]), float(comparison.moved[number])
-        sides.append(ExchangedSide(str(neuron), polarity, *numbers, lost, new))
-    return sides
 
 
 def comparison_report(comparison: Comparison, sides: list[ExchangedSide]) -> Iterator[Table | Text]:

@@ -18,7 +18,7 @@ from icebear.edits import Edit
 from icebear.errors import InputError
 
 TEXTS = ("prompt", "counterfactual", "text", "tokens", "query", "store")
-"""Entries of documents whose texts are somebody's."""
+"""Keys whose values are the user's own texts; ids in them stay."""
 _ID = re.compile(r"L\d{1,9}\.[a-z]+\.\d{1,9}")
 _AFTER = re.compile(r"(@\d+)?( [+-])?")
 """What an id may have behind it: a token, a polarity."""
@@ -48,7 +48,9 @@ def _renamed_id(text: str, write: Callable[[str], str]) -> str:
 
 
 def renamed(shown: Any, write: Callable[[str], str]) -> Any:
-    """Return what is printed with `write` of each of its texts: of `icebear.points.in_names`."""
+    """Return what is printed, with `write` (`icebear.points.in_names`) applied to each text.
+
+    Tables, trees and paddings are changed in place."""
     if isinstance(shown, str):
         return write(shown)
     if isinstance(shown, list | tuple):

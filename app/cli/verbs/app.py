@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from icebear.app.base_path import Base
+from icebear.app.base_path import BasePath
 from icebear.app.cli.options import ModelOptions, check_port, named, option, record, verb
 from icebear.app.cli.output import log_to_stderr
 from icebear.errors import need
@@ -54,7 +54,7 @@ def app(options: Options) -> None:
       icebear app --base-path https://hub.example.org/user/me/proxy/absolute/8501
     """
     need("app")
-    base = Base.parse(options.base_path) if options.base_path else Base()
+    base = BasePath.parse(options.base_path) if options.base_path else BasePath()
     check_model_path(options.model.model)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else a pass is 5 times slower while another process computes
     os.environ["ICEBEAR_APP"] = json.dumps(
@@ -63,7 +63,7 @@ def app(options: Options) -> None:
     _serve(options.port, base)
 
 
-def _serve(port: int, base: Base) -> None:
+def _serve(port: int, base: BasePath) -> None:
     """Serve until interrupted. Open a browser if stdout is a terminal."""
     import webbrowser
 

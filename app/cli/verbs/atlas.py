@@ -41,14 +41,16 @@ def atlas(options: Options) -> None:
     With --prompts, the command shows instead which clusters do the work on your prompts, or differ between two groups.
 
     With --compare, the command lists the neurons that have other sentences in the model of a second index, for instance
-    after fine-tuning, and says how far the meaning of these sentences is from that before. The page shows them, too.
+    after fine-tuning, and says how far the meaning of their sentences moved. The page shows them, too.
 
     Example:
       icebear atlas --store wiki.db --html atlas.html
       icebear atlas --store wiki.db --prompts examples/music.txt --against examples/not-music.txt
     """
-    if (options.against and not options.prompts) or (options.prompts and options.compare):
-        raise click.UsageError("--against is for --prompts, and --compare for neither; leave out the other one.")
+    if options.against and not options.prompts:
+        raise click.UsageError("--against needs --prompts; add it, or leave --against out.")
+    if options.compare and options.prompts:
+        raise click.UsageError("--compare cannot be combined with --prompts; leave out one of them.")
     loading = options.model
     path = store_or_shipped(options.store, loading.load, loading.model)
     options = replace(options, store=path)
@@ -97,9 +99,9 @@ def _audit(options: Options, prompts: str) -> None:
 
 def _compare(options: Options, other: str) -> None:
     from icebear.actmax.atlas.atlas_page import atlas_page
-    from icebear.actmax.atlas.compare import compare
+    from icebear.actmax.atlas.compare import compare, exchanged_sides
     from icebear.actmax.atlas.saved_map import mapped
-    from icebear.app.cli.tables.maps import comparison_report, exchanged_sides
+    from icebear.app.cli.tables.maps import comparison_report
 
     with icebear.open_store(options.store) as store, icebear.open_store(other) as second:
         result = compare(store, second)

@@ -27,8 +27,8 @@ OnTokens = Callable[[list[int]], None]
 
 HELP = """/why WORDS [| CONTRAST]          show the tokens and neurons that contributed to words of the last answer
 /why WORDS | CONTRAST | MESSAGE  show how the first word is computed, compared with the answer to another message
-/from [WORDS]                    measure which sentences of the conversation it hangs on, or words of it
-/from details                    show how much of it came from the context, the question and its own words
+/from [WORDS]                    measure which sentences of the conversation the last answer (or WORDS of it) depends on
+/from details                    show how much of the last answer came from the context, the question and its own words
 /monitors                        show what --monitor read in the last message and its answer, token by token
 /save FILE                       save the conversation as JSON, for --messages
 /quit                            stop"""
@@ -211,7 +211,7 @@ class _Conversation:
 
     def _sources(self, words: str) -> Any:
         """Measure what the last answer, or words of it, hangs on; of `details`, how much came from where."""
-        from icebear.app.cli.sourcing import measured_sources
+        from icebear.app.cli.measured_sources import measured_sources
         from icebear.app.cli.tables.explanations import origins_report, screen
         from icebear.concepts.answers.source_sentences import source_lines
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, lines, named, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, named, option, read_lines, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, need
@@ -75,10 +75,10 @@ def check(options: Options) -> None:
     if begins.startswith(MONITOR):
         return _check_monitor(options)
     if options.with_ or options.without:
-        raise click.UsageError("--with and --without are of a monitor; claims have their texts.")
+        raise click.UsageError("--with and --without are only for a monitor; leave them out for claims and ledgers.")
     if begins.startswith(LEDGER):
         if options.under:
-            raise click.UsageError("--under is of claims and monitors; leave it out for a ledger.")
+            raise click.UsageError("--under does not apply to a ledger; leave it out.")
         _check_used(options, ())
         return _check_ledger(options)
     claims, written = read_claims_file(options.file)
@@ -119,7 +119,7 @@ def _check_monitor(options: Options) -> None:
 
     monitor = icebear.Monitor.load(options.file)
     conditions = conditions_of(options.under)
-    read = [lines(path) if path else [] for path in (options.with_, options.without)]
+    read = [read_lines(path) if path else [] for path in (options.with_, options.without)]
     texts = checked_texts(monitor, *read)
     name = options.model.model if named("model") else monitor.model_name
     model = options.model.load(name)
@@ -173,7 +173,7 @@ def _check_ledger(options: Options) -> None:
     from icebear.app.cli.tables.evaluations import listing_table
     from icebear.app.mcp.ledger import MEASURED, plan_summary, read_ledger, repeated
     from icebear.app.mcp.server import server
-    from icebear.app.mcp.session import Session
+    from icebear.app.session import Session
 
     calls = read_ledger(options.file)
     measured = [call for call in calls if call.tool in MEASURED and call.answer is not None]

@@ -10,7 +10,7 @@ import icebear
 from icebear.app.cli.options import ModelOptions, PromptOptions, answered, option, record, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
-from icebear.app.cli.stores import significant_labels, store_if_any
+from icebear.app.cli.stores import STORE_IF_ANY, significant_labels, store_if_any
 from icebear.errors import need
 from icebear.models.text.chat import other_prompt
 from icebear.points import Naming
@@ -32,7 +32,7 @@ class Options:
     ablate: bool
     html: str | None
     png: str | None
-    store: str
+    store: str = option(show_default=STORE_IF_ANY)
     json: bool
     names: Naming
     at: int | None

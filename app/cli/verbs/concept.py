@@ -8,8 +8,8 @@ from typing import Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, Verbs, argument, exactly_one, lines, option, record, verb
-from icebear.app.cli.output import claim, show, write_page
+from icebear.app.cli.options import ModelOptions, Verbs, argument, exactly_one, option, read_lines, record, verb
+from icebear.app.cli.output import claim, save, show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, StoreError
 from icebear.paths import local
@@ -41,7 +41,7 @@ class Find:
     claim: str | None
     site: str = option("Sites of the neurons, separated by commas: ffn, attn, q, k, v, ...", "ffn,attn")
     save: str | None
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     json: bool
     seed: int
     model: ModelOptions
@@ -63,7 +63,7 @@ def find(options: Find) -> None:
         raise InputError(
             f"A concept cannot be named {options.name!r} because .json means a file; leave out the ending."
         )
-    texts = lines(options.with_), lines(options.without)
+    texts = read_lines(options.with_), read_lines(options.without)
     sites = [one_of(site.strip(), "site", SITES) for site in options.site.split(",")]
     model = options.model.load()
     with icebear.open_store(options.store, create=True) as store:
@@ -80,8 +80,7 @@ def find(options: Find) -> None:
             )
         store.concepts.set({result.name: result.to_dict()})
         labels = _labels(store, result)
-    if options.save:
-        result.save(options.save)
+    save(result, options.save)
     show(options.json, result.to_dict(), concept_report(result, labels))
     if options.claim:
         from icebear.claims.kinds.meanings import ConceptClaim
@@ -91,7 +90,7 @@ def find(options: Find) -> None:
 
 @record
 class List:
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     json: bool
 
 
@@ -144,7 +143,7 @@ class Measure:
     text: str | None = argument(required=False)
     texts: str | None = option("File of texts to measure instead of TEXT, one per line.", type="file")
     html: str | None
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     json: bool
     model: ModelOptions
 
@@ -162,7 +161,7 @@ def measure(options: Measure) -> None:
     if options.texts and options.html:
         raise click.UsageError("--html is for one TEXT; leave out --texts.")
     this = _read(options.name, options.store)
-    texts = lines(options.texts) if options.texts else [str(options.text)]
+    texts = read_lines(options.texts) if options.texts else [str(options.text)]
     model = options.model.load()
     rows = this.measures(model, texts)
     write_page(options.html, rows[0].to_html)
@@ -182,7 +181,7 @@ class Steer:
     temperature: float
     save: str | None
     json: bool
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     where: str = option("Tokens to edit: all, prompt, last, answer, ... (docs/steer.md)", "all", advanced=True)
     seed: int
     model: ModelOptions
@@ -212,8 +211,7 @@ def steer(options: Steer) -> None:
     with bar("texts") as move:
         result, outcome = steer_concept(model, this, options.prompt, recipe, *sampling, on_progress=move)
     recipe = recipe.noting(**outcome.provenance())
-    if options.save:
-        recipe.save(options.save, overwrite=True)
+    save(recipe, options.save, overwrite=True)
     measured = {"plain": outcome.control.before, "steered": outcome.control.after}
     document = {**result.to_dict(), "recipe": recipe.to_dict(), "measured": measured}
     show(options.json, document, comparison_table(result), steered_line(this, recipe), *outcome_lines(outcome))
@@ -223,8 +221,8 @@ def steer(options: Steer) -> None:
 class Watch:
     name: str = argument()
     negatives: str = option(
-        "File of texts without the concept that did not find it, one per line: at least 122 for --fpr 0.01, 23 for "
-        "0.05.",
+        "File of texts without the concept that were not used to find it, one per line: at least 122 for --fpr 0.01, "
+        "23 for 0.05.",
         type="file",
         required=True,
     )
@@ -239,32 +237,33 @@ class Watch:
     )
     claim: str | None
     save: str | None
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     json: bool
     model: ModelOptions
 
 
 @verb(Watch, concept)
 def monitor(options: Watch) -> None:
-    """Set a threshold of a concept by texts without it, and measure how often texts with and without it are flagged.
+    """Make a monitor of a concept: texts without the concept set its threshold. Then measure how often texts with and
+    without the concept are flagged.
 
-    The table compares it with a bag of words, random neurons and shuffled labels, on held-out texts, on texts five
-    times longer, and without the words that speak most for the concept. icebear chat --monitor reads the saved file.
+    The table compares the monitor with a bag of words, random neurons and shuffled labels, on held-out texts, on texts
+    five times longer, and without the words that speak most for the concept. icebear chat --monitor reads the saved
+    file.
 
     Example:
       icebear concept monitor examples/music.json --negatives examples/everyday.txt --fpr 0.05
     """
     from icebear.app.cli.tables.steering import monitor_report
 
-    this, negatives = _read(options.name, options.store), lines(options.negatives)
-    shifts = {Path(with_it).stem: (lines(with_it), lines(without)) for with_it, without in options.shift}
+    this, negatives = _read(options.name, options.store), read_lines(options.negatives)
+    shifts = {Path(with_it).stem: (read_lines(with_it), read_lines(without)) for with_it, without in options.shift}
     model = options.model.load()
     with bar("texts") as move:
         result = icebear.monitor(
             model, this, negatives, options.fpr, options.unit, options.detector, shifts, on_progress=move
         )
-    if options.save:
-        result.save(options.save, overwrite=True)
+    save(result, options.save, overwrite=True)
     show(options.json, result.to_dict(), monitor_report(result))
     if options.claim:
         from icebear.claims.kinds.meanings import MonitorClaim
@@ -285,7 +284,7 @@ def export(options: Export) -> None:
       icebear concept export music music.json --store wiki.db
     """
     this = _read(options.name, options.store)
-    this.save(options.file)
+    save(this, options.file)
     show(options.json, this.to_dict())
 
 

@@ -11,7 +11,7 @@ import icebear
 from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import waiting
-from icebear.app.cli.stores import index_read, named_or_folder_store
+from icebear.app.cli.stores import named_or_folder_store, readable_store
 from icebear.cache import cache_folder, cached
 from icebear.errors import IcebearError
 from icebear.models.loading.presets import PRESETS
@@ -49,7 +49,7 @@ def doctor(options: Options) -> None:
     try:
         model = options.model.load()
         facts |= _model_facts(model)
-        with named_or_folder_store(index_read(options.store, model.name), model) as store:
+        with named_or_folder_store(readable_store(options.store, model.name), model) as store:
             if store:
                 for name in NAMES:
                     store.vectors.verify(name)  # raises StoreError for a damaged file, and for that of another store
@@ -65,7 +65,7 @@ def doctor(options: Options) -> None:
 
 
 def _fits(options: Options, tokens: int) -> None:
-    """Show what explanations take, beside the memory at hand, and the first of them that fits."""
+    """Show how much memory each kind of explanation takes, and whether it fits into the free memory."""
     from icebear.concepts.memory import memory_needs
     from icebear.concepts.passes.storage import memory_at_hand
     from icebear.models.loading.loading import device_of, dtype_of

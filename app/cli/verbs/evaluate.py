@@ -16,6 +16,7 @@ from icebear.app.cli.options import (
     click_type,
     filled,
     help_of,
+    option,
     parameters,
     record,
     with_type,
@@ -31,7 +32,11 @@ if TYPE_CHECKING:
 
 @record
 class Output:
-    out: str
+    out: str = option(
+        "Folder for the results. Run again with the same folder to resume an interrupted evaluation.",
+        type="folder",
+        required=True,
+    )
     json: bool
 
 

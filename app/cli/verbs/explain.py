@@ -1,4 +1,4 @@
-"""`icebear explain`: why the model predicts what it predicts. docs/changing.md lists the files of its way."""
+"""`icebear explain`: why the model predicts what it predicts. docs/changing.md lists the files that it runs through."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import icebear
 from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, named, option, record, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
-from icebear.app.cli.stores import store_if_any
+from icebear.app.cli.stores import STORE_IF_ANY, store_if_any
 from icebear.models.text.chat import Chat
 from icebear.points import Naming
 
@@ -30,13 +30,21 @@ WORD_WAYS = "--span for another word, --next-token for the first token"
 
 
 @record
+class _Attribution(AttributionOptions):
+    target: str | None = option(
+        "Token or label to explain; default: the likeliest, for a PROMPT alone the likeliest content word."
+    )
+
+
+@record
 class Options:
-    attribution: AttributionOptions
+    attribution: _Attribution
     site: str | None = option(show_default="ffn")
     position: Any
-    top: int = option("Number of neurons to rank; a screen of stages shows none.", default=10, type="count")
+    top: int = option("Number of neurons to rank; the stages of a comparison do not use it.", default=10, type="count")
     sources: bool = option(
-        "Generate an answer. Measure which sentences of the context it hangs on: each is removed, next to random ones."
+        "Generate an answer, and measure which sentences of the context it depends on, by removing each; removed "
+        "random sentences are the control."
     )
     answer: int | None = option(
         "Explain this answer of the --messages, as it stands: the number of the assistant's message, from 1.",
@@ -48,7 +56,7 @@ class Options:
         "context, the question and the answer's earlier words.",
         advanced=True,
     )
-    store: str
+    store: str = option(show_default=STORE_IF_ANY)
     html: str | None
     json: bool
     names: Naming
@@ -100,7 +108,7 @@ def explain(options: Options) -> None:
     if options.file:
         return _explain_task(options.file, options)
     attribution = _checked(options)
-    model, arguments = attribution.arguments(options.model, options.answer)
+    model, arguments = attribution.load_for_attribute(options.model, options.answer)
     if options.sources:
         return _explain_sources(options, model, arguments)
     from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
@@ -236,7 +244,7 @@ def _transfers(
 
 def _explain_sources(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> None:
     """Measure what an answer hangs on; the breakdown of its relevance is in JSON, and on the screen with --details."""
-    from icebear.app.cli.sourcing import measured_sources
+    from icebear.app.cli.measured_sources import measured_sources
     from icebear.app.cli.tables.explanations import probabilities, screen
     from icebear.concepts.answers.source_sentences import source_lines
 

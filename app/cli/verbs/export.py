@@ -43,9 +43,9 @@ def neuronpedia(options: Neuronpedia) -> None:
     """Write dashboards of NEURONS, or of all neurons of an index, for Neuronpedia's upload.
 
     A source is a layer at a polarity, such as 29-ffn-plus. Each file has at most 128 neurons of a source: density,
-    logits, labels with their scores, and the maximally activating sentences. Of a sentence the index has the largest
-    activation only, so that the values of its other tokens are 0. The model is loaded only to prepare the index that
-    comes with icebear.
+    logits, labels with their scores, and the maximally activating sentences. The index keeps only the largest
+    activation of each sentence, so all its other tokens have the value 0. The model is loaded only to prepare the index
+    that comes with icebear.
 
     Example:
       icebear export neuronpedia --store wiki.db --out dashboards

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, PromptOptions, lines, option, record, verb
-from icebear.app.cli.output import claim, show
+from icebear.app.cli.options import ModelOptions, PromptOptions, option, read_lines, record, verb
+from icebear.app.cli.output import claim, save, show
 from icebear.app.cli.progress import bar, waiting
-from icebear.app.cli.stores import significant_labels, store_if_any
+from icebear.app.cli.stores import STORE_IF_ANY, significant_labels, store_if_any
 from icebear.models.text.chat import other_prompt
 from icebear.points import Naming
 
@@ -27,7 +27,7 @@ class Options:
     )
     max_neurons: int
     save: str | None
-    store: str
+    store: str = option(show_default=STORE_IF_ANY)
     json: bool
     names: Naming
     top_k: int | None = option(
@@ -68,7 +68,7 @@ def flip(options: Options) -> None:
         raise click.UsageError(
             "--top-k works only with --suppress or --suppress-phrase; add one of them, or leave it out."
         )
-    held_out = lines(options.held_out) if options.held_out else None
+    held_out = read_lines(options.held_out) if options.held_out else None
     model = options.model.load()
     from icebear.app.cli.tables.cards import labels_table
     from icebear.app.cli.tables.steering import recipe_report
@@ -105,9 +105,7 @@ def flip(options: Options) -> None:
     show(
         options.json, document, recipe_report(recipe), *([labels_table(labels)] if labels else []), names=options.names
     )
-    if options.save:  # last, so that a path that cannot be written loses nothing
-        recipe.save(options.save, overwrite=True)
-        click.echo(f"Wrote {options.save}", err=True)
+    save(recipe, options.save, overwrite=True)  # last, so that a path that cannot be written loses nothing
     if options.claim:
         from icebear.claims.kinds.edits import FlipClaim
 

@@ -65,7 +65,7 @@ class Options:
         type="folder",
         advanced=True,
     )
-    store: str = option(type="file")
+    store: str = option(type="file", show_default=True)
     parts: str | None = option("Folder of the parts of a scan over several machines.", type="folder", advanced=True)
     part: str | None = option(
         "With --parts: scan only part I of N, such as 3/8. Run it once for each part.", metavar="I/N", advanced=True

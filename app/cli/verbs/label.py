@@ -43,7 +43,8 @@ def label(options: Options) -> None:
     summaries. You can interrupt the command at any time; run it again to resume.
 
     With --writer, a language model of your choice describes each neuron from half of its sentences. The score says how
-    well the description tells other sentences that activate the neuron. Only what passes is shown.
+    well the description separates the other half from sentences that do not activate the neuron. Only descriptions
+    that pass are shown.
 
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db

@@ -20,8 +20,8 @@ class Options:
     )
     ledger: str | None = option("Append each call and its answer to this file, as a line of JSON.", type="output")
     plan: str | None = option(
-        "With --ledger: the agent first writes the calls that it means to make to this file, and none runs before a "
-        "person has approved it there.",
+        "With --ledger: the agent first writes its planned calls to this file. No call runs until a person approves "
+        "the plan there.",
         type="output",
     )
     store: str
@@ -49,7 +49,7 @@ def mcp(options: Options) -> None:
     if options.plan and options.ledger and local(options.plan).resolve() == local(options.ledger).resolve():
         raise click.UsageError("--plan and --ledger name the same file; give two.")
     from icebear.app.mcp.server import server
-    from icebear.app.mcp.session import Session
+    from icebear.app.session import Session
 
     files = (options.folder, options.ledger, options.plan)
     folder, ledger, plan = (Path(path) if path else None for path in files)

@@ -10,13 +10,9 @@ import icebear
 from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import waiting
-from icebear.app.cli.stores import store_if_any
+from icebear.app.cli.stores import STORE_IF_ANY, store_if_any
 from icebear.errors import InputError
 from icebear.points import Naming
-
-SIZES = (100, 1000)
-HEAD_SIZES = (1, 2, 5, 10)
-"""Numbers of nodes that --ablate measures in addition to --top."""
 
 
 @record
@@ -26,7 +22,7 @@ class Options:
     position: Any
     top: int
     ablate: bool
-    store: str
+    store: str = option(show_default=STORE_IF_ANY)
     html: str | None
     json: bool
     names: Naming
@@ -75,12 +71,11 @@ def rank(options: Options) -> None:
         raise click.UsageError("--ablate works only for ffn, attn and head; leave out --site for the first two.")
     position: Any = options.position or ("all" if compared or attribution.image else "last")
     sinks, template = options.include_sinks, options.include_template
-    sizes = sorted({options.top, *(HEAD_SIZES if options.site == "head" else SIZES)}) if options.ablate else []
     everything = options.ablate or options.polarity or sinks or template
-    model, arguments = attribution.arguments(options.model)
+    model, arguments = attribution.load_for_attribute(options.model)
     from icebear.app.cli.tables.explanations import explanation_report
     from icebear.concepts.results.ranking import Ranking
-    from icebear.explanation.explanation import with_changes
+    from icebear.explanation.explanation import ablation_sizes, with_changes
 
     ranking = Ranking(
         options.top, options.site, options.polarity, position, sinks, options.by, include_template=template
@@ -91,6 +86,7 @@ def rank(options: Options) -> None:
         raise InputError(
             f"{relevance.method!r} scores the tokens of {model.name}, not its neurons; use icebear explain."
         )
+    sizes = ablation_sizes(options.site, options.top) if options.ablate else []
     with store_if_any(options.store, model) as store, waiting("Measuring effects"):
         explanation = with_changes(icebear.Explanation.of(model, relevance, ranking, store=store, sizes=sizes))
     write_page(options.html, explanation.to_html)

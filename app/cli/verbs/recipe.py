@@ -8,7 +8,7 @@ import click
 
 import icebear
 from icebear.app.cli.options import ModelOptions, Verbs, argument, option, record, verb
-from icebear.app.cli.output import show
+from icebear.app.cli.output import save, show
 
 
 @click.group(cls=Verbs)
@@ -58,8 +58,7 @@ def combine(options: Combine) -> None:
     recipe, *others = (icebear.Recipe.load(file) for file in options.files)
     total = sum(others, start=recipe)
     combined = total * options.share if options.share != 1 else total
-    combined.save(options.save, overwrite=True)
-    click.echo(f"Wrote {options.save}", err=True)
+    save(combined, options.save, overwrite=True)
     show(options.json, combined.to_dict())
 
 
@@ -75,7 +74,7 @@ class Export:
 def export(options: Export) -> None:
     """Write a recipe's vector to a .gguf file, which llama.cpp and repeng read, or to a .pt file, which hotwire reads.
 
-    The recipe is one of icebear concept steer NAME PROMPT --detector means --save FILE.
+    The recipe must hold a vector, as one of icebear concept steer NAME PROMPT --detector means --save FILE does.
 
     Example:
       icebear recipe export music-vector.json music.gguf
@@ -112,6 +111,5 @@ def import_(options: Import) -> None:
     from icebear.steering.control_vector import read_control_vector
 
     recipe = read_control_vector(options.model.load(), options.vector, options.layer)
-    recipe.save(options.file)
-    click.echo(f"Wrote {options.file}", err=True)
+    save(recipe, options.file)
     show(options.json, recipe.to_dict(), recipe_report(recipe))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from icebear.app.base_path import Base
+from icebear.app.base_path import BasePath
 from icebear.app.cli.options import ModelOptions, check_port, option, record, verb
 from icebear.errors import InputError, need
 from icebear.paths import check_model_path
@@ -22,20 +22,20 @@ class Options:
 
 @verb(Options)
 def serve(options: Options) -> None:
-    """Answer the calls of Neuronpedia's inference API for neurons, and icebear's stages. Only this machine can call it.
+    """Serve Neuronpedia's inference API for neurons, and icebear's stages, over HTTP, to this machine only.
 
     Example:
       icebear serve --model smollm2-135m
     """
     need("serve")
-    base = Base.parse(options.base_path) if options.base_path else Base()
+    base = BasePath.parse(options.base_path) if options.base_path else BasePath()
     check_model_path(options.model.model)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the app
     import uvicorn
 
     from icebear.actmax.neuronpedia import model_id
     from icebear.app.api.server import server
-    from icebear.app.mcp.session import Session
+    from icebear.app.session import Session
 
     check_port(options.port)
     session, model = Session(options.model.model, options.model.arguments), options.model.load()

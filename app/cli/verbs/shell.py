@@ -31,8 +31,8 @@ def shell(options: Options) -> None:
     """Run one command after another without the wait: the model stays loaded.
 
     Commands are typed as in any terminal, with or without the word icebear. Ctrl-C ends a command, Ctrl-D or exit the
-    shell. Options of the model hold for all commands that do not name others. Lines of a file are read as commands,
-    too.
+    shell. Model options of the shell apply to every command that does not give its own. Commands can also be piped in,
+    one a line.
 
     Example:
       icebear shell

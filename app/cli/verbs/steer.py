@@ -10,7 +10,7 @@ import icebear
 from icebear.app.cli.options import ModelOptions, PromptOptions, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import waiting
-from icebear.app.cli.stores import store_if_any
+from icebear.app.cli.stores import STORE_IF_ANY, store_if_any
 from icebear.edits import parse_edits
 
 
@@ -27,7 +27,7 @@ class Options:
     max_new_tokens: int
     temperature: float
     seed: int
-    store: str
+    store: str = option(show_default=STORE_IF_ANY)
     json: bool
     model: ModelOptions
 

@@ -1,4 +1,4 @@
-"""What `icebear app` serves: the script beside this file, to this machine alone, also by way of a website."""
+"""What `icebear app` serves: the script beside this file, to requests that name this machine as their host."""
 
 import re
 import threading

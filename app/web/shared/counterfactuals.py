@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from icebear.app.web.shared import jobs, links, markdown, served
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.explanation.sentences import after_sentence, chosen_sentence, word_sentence
 from icebear.models.text.chat import Chat
 
@@ -24,17 +24,22 @@ OFFERED = 2
 
 
 def forget() -> None:
-    """What was chosen for another prompt does not fit the one that is typed, for which icebear chooses; a callback."""
+    """Clear what was chosen for the previous prompt, so that icebear chooses again; callback of the prompt field."""
     state = st.session_state
-    state.update(counterfactual="", target=None, contrast=None, switch=False, word=None, begun=None)
+    state.update(counterfactual="", target=None, contrast=None, switch=False, word=None, typed_as=None)
     if edits := state.get("edits"):  # a swap is with another prompt
         state["edits"] = "\n".join(line for line in edits.splitlines() if "<-" not in line)
-    typed = state["typed"] = state["prompt"]
-    before = [prompt for prompt in state.get("recent", []) if prompt != typed]
-    state["recent"] = [typed, *before][:RECENT]
+    state["typed"] = state["prompt"]
+    _remember(state["prompt"])
 
 
-def field(prompt: str, default: str, label: str) -> str | None:
+def _remember(prompt: str) -> None:
+    """Put a prompt before those of this visit that can be chosen again."""
+    before = [other for other in st.session_state.get("recent", []) if other != prompt]
+    st.session_state["recent"] = [prompt, *before][:RECENT]
+
+
+def field(default: str, label: str) -> str | None:
     """Draw the field; None if it is empty."""
     options = {
         "value": default,
@@ -45,7 +50,7 @@ def field(prompt: str, default: str, label: str) -> str | None:
 
 
 def _decide() -> None:
-    """What a person writes into the field, or an empty one, stays; its answer is another one; a callback."""
+    """Keep what the person wrote, also an empty text, and clear the contrast; the callback of the field."""
     st.session_state.update(typed=None, contrast=None, switch=False)
 
 
@@ -56,7 +61,7 @@ def choose() -> Job | None:
     if prompt is None or state.get("prompt") != prompt or state.get("counterfactual"):
         return None
     job = exchanging(prompt)
-    if job and jobs.is_awaited(job):
+    if job and jobs.works_for_visitor(job):
         return job
     state["typed"] = None
     if job and job.error:
@@ -81,7 +86,7 @@ def put(exchanged: WhatIf, exchange: Exchange | None) -> None:
         switch=False,
         typed=None,
         word=None,
-        begun=(prompt, exchanged.prompt),
+        typed_as=(prompt, exchanged.prompt),
     )
 
 
@@ -95,11 +100,11 @@ def show_choice(prompt: str, counterfactual: str | None) -> None:
         return
     if st.session_state.get("chosen") == (prompt, counterfactual or ""):
         st.caption(markdown.plain(chosen_sentence(counterfactual, WAYS)))
-    exchanged = outcome(exchanging(prompt)) if _begun_as(prompt) else None
+    exchanged = outcome(exchanging(prompt)) if _typed_as(prompt) else None
     if exchanged is None:
         return
-    if begun := word_sentence(exchanged):
-        st.caption(markdown.plain(begun))
+    if about := word_sentence(exchanged):
+        st.caption(markdown.plain(about))
     if exchanged.explained_after:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.caption(markdown.plain(after_sentence(exchanged)), width="content")
@@ -114,7 +119,7 @@ def show_choice(prompt: str, counterfactual: str | None) -> None:
 
 def _take_back(prompt: str) -> None:
     """Explain the likeliest token after a prompt, as it was typed; a callback."""
-    st.session_state.update(prompt=prompt, counterfactual="", target=None, contrast=None, begun=None, chosen=None)
+    st.session_state.update(prompt=prompt, counterfactual="", target=None, contrast=None, typed_as=None, chosen=None)
 
 
 def _ask(chat: str) -> None:
@@ -133,18 +138,18 @@ def offer(exchanged: WhatIf, exchange: Exchange, key: str) -> None:
 
 def exchanging(prompt: str) -> Job | None:
     """Return the job that exchanges the words of a prompt; None for a chat. A result is waited for shortly."""
-    text = _begun_as(prompt) or prompt
+    text = _typed_as(prompt) or prompt
     if not text or isinstance(markdown.read_prompt(text), Chat):
         return None
-    job = jobs.current(_exchanging, served.model_name(), text)
+    job = jobs.cached_job(_exchanging, served.model_name(), text)
     job.join(jobs.QUICK)
     return job
 
 
-def _begun_as(prompt: str) -> str | None:
+def _typed_as(prompt: str) -> str | None:
     """Return as what a prompt was typed, or linked to, whose words were exchanged to fill the fields; else None."""
-    filled, begun = st.session_state.get("begun") or (None, None)
-    return begun if filled == prompt else None
+    filled, typed = st.session_state.get("typed_as") or (None, None)
+    return typed if filled == prompt else None
 
 
 def outcome(job: Job | None) -> WhatIf | None:

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import shared
+from icebear.app.web.shared.all_visitors import server_state
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.ranking import Ranking
@@ -44,18 +44,19 @@ def explained(
 def _attributed(key: tuple, prompt: PromptLike | Answer, **options: Any) -> Relevance:
     """Call `attribute` in the background, or return the relevance that another visitor's call had by this key."""
     model = jobs.model()
-    make = partial(jobs.computed, "Explaining", lambda _: attribute(model, prompt, **options))
-    return shared().relevance((model, *key), make)
+    make = partial(jobs.run_and_wait, "Explaining", lambda _: attribute(model, prompt, **options))
+    return server_state().relevance((model, *key), make)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def answered(name: str, chat: str, turn: int) -> Answer:
+def answer_at(name: str, chat: str, turn: int) -> Answer:
+    """Return the message of a chat with this index as an answer. chat: the messages, as JSON."""
     return answer_of(jobs.model(), Chat.from_json(chat), turn)
 
 
 def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
     """Return the relevance for words of an answer, cached for all visitors; neurons only at the last word."""
-    answer = answered(served.model_name(), chat, turn)
+    answer = answer_at(served.model_name(), chat, turn)
     return _attributed((chat, turn, span, contrast), answer, contrast=contrast, span=span, record="last")
 
 
@@ -70,10 +71,10 @@ def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
         return Explanation.of(jobs.model(), relevance, ranking, store=opened)
 
 
-def staged(begun: SavedExplanation, relevance: Relevance) -> SavedExplanation:
+def staged(without: SavedExplanation, relevance: Relevance) -> SavedExplanation:
     """Return the explanation with its stages, measured once for all visitors."""
-    known, model = shared().staged, jobs.model()
+    known, model = server_state().staged, jobs.model()
     if relevance not in known:
-        measure = partial(saved_stages, begun, model, relevance)
-        known[relevance] = jobs.computed("Measuring which heads and neurons compute it", lambda job: measure(job.step))
+        what, measure = "Measuring which heads and neurons compute it", partial(saved_stages, without, model, relevance)
+        known[relevance] = jobs.run_and_wait(what, lambda job: measure(job.step))
     return known[relevance]

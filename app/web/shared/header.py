@@ -12,7 +12,9 @@ from icebear.actmax.index.part_files import folder_of, parts_lines
 from icebear.actmax.shipped.index_choice import has_same_texts, store_name
 from icebear.actmax.shipped.shipped_index import shipped_path
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import LARGE_INDEX, SITES, SMALL_INDEX, Job, cached_indexes, shared
+from icebear.app.web.shared.all_visitors import cached_indexes, server_state
+from icebear.app.web.shared.background_job import Job
+from icebear.app.web.shared.index_builds import APP_SITES, LARGE_INDEX, SMALL_INDEX
 from icebear.cache import cache_folder
 from icebear.db.store import documents_read, scan_facts
 from icebear.errors import StoreError
@@ -37,7 +39,7 @@ def show() -> None:
         with st.popover(f"index: {markdown.plain(label)}", type="tertiary"):
             _about(ready)
     with st.container():  # in any case, so that what follows keeps its place
-        if any(job.is_alive() for job in shared().builds.values()):
+        if any(job.is_alive() for job in server_state().builds.values()):
             _watching()
 
 
@@ -45,17 +47,17 @@ def _prepare_shipped(ready: bool) -> None:
     """Start to prepare the index that comes with icebear, if it is to be read and is not there yet."""
     name = served.model_name()
     shipped = shipped_path(name)
-    if not shipped or shipped in shared().builds:
+    if not shipped or shipped in server_state().builds:
         return
     if not ready or (served.choice().is_shipped and shipped not in cached_indexes(name)):
-        shared().build(jobs.loading(), shipped)
+        server_state().build(jobs.loading(), shipped)
 
 
 def _label(ready: bool) -> str:
     if ready:
         with served.store() as opened:
             return store_name(opened)
-    return "being built" if any(job.is_alive() for job in shared().builds.values()) else "none"
+    return "being built" if any(job.is_alive() for job in server_state().builds.values()) else "none"
 
 
 def _about(ready: bool) -> None:
@@ -74,7 +76,7 @@ def _about(ready: bool) -> None:
         st.caption(markdown.plain(note))
     documents = larger(facts)
     if served.store_path() != served.named_store() and documents and can_hold(served.named_store(), facts):
-        job = shared().builds.get(served.named_store())
+        job = server_state().builds.get(served.named_store())
         _outcome(job)
         if not (job and job.is_alive()):
             st.caption(
@@ -94,14 +96,14 @@ def larger(facts: Mapping[str, Any]) -> int | None:
 def can_hold(path: Path, facts: Mapping[str, Any]) -> bool:
     """Return whether the app can write an index of this model and these texts to a path, or resume one."""
     before = scan_facts(path)
-    same = (before.get("fingerprint"), before.get("sites")) == (facts["fingerprint"], list(SITES))
+    same = (before.get("fingerprint"), before.get("sites")) == (facts["fingerprint"], list(APP_SITES))
     return not before or (same and has_same_texts(before, facts))
 
 
 @st.fragment(run_every=1.0)
 def _watching() -> None:
     """Show the progress of what is being built, with Stop; then draw the whole page again."""
-    alive = [job for job in shared().builds.values() if job.is_alive()]
+    alive = [job for job in server_state().builds.values() if job.is_alive()]
     for number, job in enumerate(alive):
         with st.container(horizontal=True, vertical_alignment="center", key=f"building_{number}"):
             st.progress(job.share, f"{markdown.plain(job.what)}: {job.doing} ...")
@@ -111,7 +113,7 @@ def _watching() -> None:
 
 
 def no_store_yet(needs: str) -> bool:
-    """Return whether there is no index to read; then the page says what `needs` it, and asks to build one."""
+    """If there is no index to read, say what `needs` it, and ask to build one. Return whether it was asked for."""
     if served.has_store():
         return False
     with st.container(border=True, key="no_index"):
@@ -123,21 +125,22 @@ def no_store_yet(needs: str) -> bool:
 def offer_small(lack: str) -> None:
     """Ask to build the small index, because the one that is there lacks something."""
     with st.container(border=True, key="no_index"):
-        st.markdown(f"This index has {lack}. The small index of the app has them.")
+        st.markdown(f"This index has {lack}. The app can build a small index that has them.")
         _offer("site")
 
 
 def _offer(where: str) -> None:
     """Say what an index is for, how long it takes and where it is written; build the small one on a click."""
-    job = shared().builds.get(None)
-    if any(build.is_alive() for build in shared().builds.values()):
+    job = server_state().builds.get(None)
+    if any(build.is_alive() for build in server_state().builds.values()):
         st.caption("It is being built; the progress is at the top of the page, and the page then updates itself.")
         return
     _outcome(job)
     st.markdown(WHAT_FOR)
     st.markdown(
-        f"The model reads {SMALL_INDEX} Wikipedia summaries, and soon says how long that takes. Meanwhile you can use "
-        "the app, and you can stop and continue. The index stays on this computer, and is built only once."
+        f"The model reads {SMALL_INDEX} Wikipedia summaries; after the first sentences the progress bar says how long "
+        "it takes. Meanwhile you can use the app, and you can stop and continue. The index stays on this computer, and "
+        "is built only once."
     )
     _button("Continue" if job else "Build the index", f"build_small_{where}", None)
     st.caption(markdown.plain(f"It is written to {cache_folder()}."))
@@ -152,5 +155,5 @@ def _outcome(job: Job | None) -> None:
 
 
 def _button(label: str, key: str, path: Path | None, documents: int = SMALL_INDEX) -> None:
-    build = shared().build
+    build = server_state().build
     st.button(label, key=key, type="primary", on_click=lambda: build(jobs.loading(), path, documents))

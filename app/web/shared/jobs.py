@@ -1,4 +1,4 @@
-"""Work in the background, with its progress and Stop; the model that all visitors share."""
+"""What a page does with jobs: it waits for a result, or shows the progress with Stop. And the model of all visitors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from icebear.app.web.shared import background, markdown, served
-from icebear.app.web.shared.background import STOPPED, Job, running, shared
+from icebear.app.web.shared import all_visitors, background_job, markdown, served
+from icebear.app.web.shared.background_job import STOPPED, Job, running
 from icebear.db.store import Store
 from icebear.errors import IcebearError, StoreError
 
@@ -26,7 +26,7 @@ POLL = 0.5
 
 @st.cache_resource(show_spinner=False)
 def _load(model: str, **options: Any) -> Job:
-    return background.loading(model, **options)
+    return all_visitors.loading(model, **options)
 
 
 def loading() -> Job:
@@ -34,13 +34,13 @@ def loading() -> Job:
     options = served.model_settings()
     if _load(**options).error:
         _load.clear(**options)  # to try again
-    job = shared().loads[json.dumps(options)] = _load(**options)
+    job = background_job.loads[json.dumps(options)] = _load(**options)
     return job
 
 
 def loaded(opened: Store) -> Model | None:
     """Return the model if it is loaded already, and the index is of this model."""
-    job = shared().loads.get(json.dumps(served.model_settings()))
+    job = background_job.loads.get(json.dumps(served.model_settings()))
     if job and job.result:
         with suppress(StoreError):
             opened.check(job.result.fingerprint, job.result.name)
@@ -50,17 +50,17 @@ def loaded(opened: Store) -> Model | None:
 
 def model() -> Model:
     """Return the model that all visitors share; the page waits until it is loaded."""
-    return waited(loading())
+    return wait_for(loading())
 
 
-def waited(job: Job, stops: bool = False) -> Any:
+def wait_for(job: Job, stops: bool = False) -> Any:
     """Return the job's result. Until then the page shows the progress, and any click ends this run."""
     slot = st.empty()
     if visitor() in job.left and not job.stopped:  # others wait for it
         job.left.discard(visitor())
         raise IcebearError(STOPPED)
     _enter(job, stops)
-    background.first_page.set()
+    background_job.first_page.set()
     job.join(QUICK)
     if job.is_alive():
         end_unwatched()
@@ -76,13 +76,14 @@ def waited(job: Job, stops: bool = False) -> Any:
     return job.outcome()
 
 
-def is_done(job: Job) -> bool:
-    """Return whether a job has a result, perhaps the first part of it; until then show its progress with Stop, while
-    the page goes on, or why it has none."""
+def show_until_done(job: Job) -> bool:
+    """Show the progress of a job, with Stop, or why it has no result; the page goes on meanwhile.
+
+    Return whether there is a result, perhaps the first part of it; then show nothing."""
     if job.result is not None:
         return True
-    if is_awaited(job):
-        watched(job)
+    if works_for_visitor(job):
+        show_progress(job)
     elif job.is_alive() or job.error:
         st.info(markdown.message(job.error or STOPPED))
     else:
@@ -90,18 +91,18 @@ def is_done(job: Job) -> bool:
     return False
 
 
-def is_awaited(job: Job) -> bool:
+def works_for_visitor(job: Job) -> bool:
     """Return whether a job works for this visitor."""
     return job.is_alive() and visitor() not in job.left
 
 
 @st.fragment(run_every=POLL)
-def watched(job: Job, draw: Callable[[Any], None] | None = None) -> None:
+def show_progress(job: Job, draw: Callable[[Any], None] | None = None) -> None:
     """Show what there is of the result, and the progress with Stop; at the end the page is drawn again.
 
     draw: shows a part of the result; without it the page is drawn again as soon as there is one.
     """
-    if not is_awaited(job) or not (draw or job.result is None):
+    if not works_for_visitor(job) or not (draw or job.result is None):
         st.rerun()
     _enter(job)
     if draw:
@@ -143,7 +144,7 @@ def end_unwatched() -> None:
 
 def doing(job: Job) -> str:
     """Return what the job is doing, or for which other work it waits; a model does one thing at a time."""
-    for load in list(shared().loads.values()):
+    for load in list(background_job.loads.values()):
         lock = load.result and load.result.lock
         if lock and job.ident and lock.is_waiting(job.ident):
             return next(
@@ -152,27 +153,27 @@ def doing(job: Job) -> str:
     return job.doing
 
 
-def current(start: Any, *request: Any) -> Job:
+def cached_job(start: Any, *request: Any) -> Job:
     """Return the job that `start`, a cached function, returns; one that nobody watched to its end starts anew."""
     if start(*request).abandoned:
         start.clear(*request)
     return start(*request)
 
 
-def computed(what: str, make: Callable[[Job], Any]) -> Any:
+def run_and_wait(what: str, make: Callable[[Job], Any]) -> Any:
     """Return the result of `make`, in a thread that Stop, any other click, and leaving the page end."""
     job = Job(what, make)
     try:
-        return waited(job, stops=True)
+        return wait_for(job, stops=True)
     finally:
         job.stop()
 
 
-def awaited(start: Any, *request: Any, stops: bool = False) -> Any:
+def wait_for_cached(start: Any, *request: Any, stops: bool = False) -> Any:
     """Wait for the job that `start`, a cached function, returns. After an error it is started again the next time."""
-    job = current(start, *request)
+    job = cached_job(start, *request)
     try:
-        return waited(job, stops)
+        return wait_for(job, stops)
     finally:
         if job.error:
             start.clear(*request)

@@ -11,7 +11,7 @@ from streamlit.errors import StreamlitAPIException
 from streamlit.navigation.page import Page
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from icebear.app.web.shared import background, served
+from icebear.app.web.shared import background_job, served
 from icebear.records import Neuron
 
 
@@ -33,8 +33,8 @@ VIEWS = {
 """The URL of a view -> the view; the first one is at the root."""
 LIGHT = ("why", "atlas")
 """Views that can be shown without torch."""
-LINK = 6000
-"""The longest conversation that goes into a link, in characters."""
+LONGEST_URL_VALUE = 6000
+"""The longest value, such as a conversation, that goes into a link, in characters."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def page(view: str) -> Page:
     """Return a view as a page of Streamlit's navigation; its code is imported when it is first shown."""
 
     def show() -> None:
-        lock = nullcontext() if view in LIGHT else background.importing
+        lock = nullcontext() if view in LIGHT else background_job.importing
         with st.skeleton(height=400), lock:  # the first import of torch takes seconds
             code = importlib.import_module(f"icebear.app.web.{VIEWS[view].module}")
         code.show()
@@ -92,7 +92,7 @@ def bound(widget: Callable, label: str, key: str, *args: Any, **options: Any) ->
 
 
 def from_url(key: str) -> str | None:
-    """Return a part of the URL that no widget shows.
+    """Return a value that no widget shows, of the URL or else of this session, and write it into the URL.
 
     It persists while other views are shown: the first run of a visit writes it into the URL again. In later runs only
     what is too long for the URL may be missing there; anything else was removed by the browser's Back.
@@ -100,7 +100,7 @@ def from_url(key: str) -> str | None:
     value = st.session_state.get(key)
     if key in st.query_params:
         value = st.query_params[key]
-    elif not visit().is_first and len(value or "") <= LINK:
+    elif not visit().is_first and len(value or "") <= LONGEST_URL_VALUE:
         value = None
     to_url(**{key: value})
     return value
@@ -109,7 +109,7 @@ def from_url(key: str) -> str | None:
 def to_url(**values: str | None) -> None:
     """Set parts of the URL in one step."""
     st.session_state.update(values)
-    short = {key: value for key, value in values.items() if value and len(value) <= LINK}
+    short = {key: value for key, value in values.items() if value and len(value) <= LONGEST_URL_VALUE}
     for key in values:
         if key not in short:
             st.query_params.pop(key, None)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import streamlit as st
 
-from icebear.app.web.shared import background, counterfactuals, gallery, jobs, links
+from icebear.app.web.shared import background_job, counterfactuals, gallery, jobs, links
 from icebear.explanation.saved import SavedExplanation
 from icebear.records import TokenScore
 from icebear.render import visible
@@ -53,10 +53,10 @@ def prompts(label: str = "Compared with (counterfactual prompt)") -> tuple[str, 
     job = counterfactuals.choose()
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
     prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=PROMPT, on_change=counterfactuals.forget)
-    counterfactual = counterfactuals.field(prompt, DEFAULT_EXAMPLE.fields[1] if prompt == PROMPT else "", label)
+    counterfactual = counterfactuals.field(DEFAULT_EXAMPLE.fields[1] if prompt == PROMPT else "", label)
     if job:
         # No run waits for it: a request of the browser from before the field was filled would empty the field again.
-        jobs.watched(job)
+        jobs.show_progress(job)
         st.stop()
     counterfactuals.show_choice(prompt, counterfactual)
     return prompt, counterfactual, row[1:]
@@ -65,18 +65,18 @@ def prompts(label: str = "Compared with (counterfactual prompt)") -> tuple[str, 
 def answers(prompt: str, counterfactual: str | None) -> Answers | SavedExplanation:
     """Return probable answers; those of a finished example need no model."""
     example = gallery.known(prompt, counterfactual)
-    return example.explanation if example else live().answers(prompt, counterfactual)
+    return example.explanation if example else measuring().answers(prompt, counterfactual)
 
 
-def live(name: str = "why.measuring") -> ModuleType:
-    """Return a module that measures, as soon as the model is loaded."""
+def measuring() -> ModuleType:
+    """Return the module `why.measuring`, as soon as the model is loaded."""
     jobs.model()
-    return module(name)
+    return module("why.measuring")
 
 
 def module(name: str) -> ModuleType:
     """Import what imports torch."""
-    with background.importing:
+    with background_job.importing:
         return importlib.import_module(f"icebear.app.web.{name}")
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from icebear.actmax.shipped.index_choice import FOLDER_STORE, IndexChoice, choose_index, index_beside
+from icebear.actmax.shipped.index_choice import FOLDER_STORE, IndexChoice, choose_index, open_beside
 from icebear.app import example
-from icebear.app.web.shared import background
+from icebear.app.web.shared import all_visitors
 from icebear.db.store import Store, complete_facts, open_store
 from icebear.errors import IcebearError
 
@@ -54,7 +54,7 @@ def store_path(site: str | None = None) -> Path:
     """
     if not choice(site).is_shipped and _has(named_store(), site):
         return named_store()
-    paths = [path for path in background.cached_indexes(model_name()) if _has(path, site)]
+    paths = [path for path in all_visitors.cached_indexes(model_name()) if _has(path, site)]
     return paths[0] if paths else named_store()
 
 
@@ -70,15 +70,9 @@ def store(site: str | None = None) -> Iterator[Store]:
         yield opened
 
 
-@contextmanager
-def beside(opened: Store) -> Iterator[Store | None]:
-    """Open the index that is shown beside the folder's (`index_beside`), if there is one, and none was named."""
-    path = index_beside(opened.path, model_name()) if settings()["store"] is None else None
-    if path is None:
-        yield None
-        return
-    with open_store(path) as other:
-        yield other
+def beside(opened: Store) -> AbstractContextManager[Store | None]:
+    """Open the index that is shown beside another, as `open_beside` does."""
+    return open_beside(opened.path, model_name(), settings()["store"] is not None)
 
 
 def has_store(site: str | None = None) -> bool:

@@ -12,6 +12,8 @@ from icebear.render import style
 
 Word = tuple[str, int, int]
 """A text, and its tokens, half open."""
+Colored = Sequence[tuple[str, float]]
+"""Pieces of a message with their values, by which they are colored."""
 
 FOLDER = files("icebear.app.web.shared")
 component = st.components.v2.component(

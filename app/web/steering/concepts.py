@@ -15,7 +15,7 @@ import streamlit as st
 
 from icebear.app.example import PROMPT
 from icebear.app.web.shared import counterfactuals, jobs, links, markdown, pictures, question, served, tables
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.steering import flips, watch
 from icebear.app.web.steering.edit_neurons import download, last_result
@@ -32,14 +32,14 @@ from icebear.steering.outcome import CONCEPT_TOKENS, steer_concept
 from icebear.steering.provenance import Outcome, chosen_by_words, score_of
 from icebear.steering.side_effects import HeldOutContexts
 
-LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+KL_LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Nats of KL divergence in held-out contexts."""
-SENTENCES = 60
+EXAMPLE_SENTENCES = 60
 """Sentences of the index that have a word, at most, and as many others."""
 SHOWN = 5
 """Neurons that are shown without scrolling."""
 VECTOR_HELP = "Adds the difference of means to the residual stream instead of editing neurons; it often steers better."
-EXAMPLES = files("icebear.app.web.steering").joinpath("examples")
+EXAMPLE_FOLDER = files("icebear.app.web.steering").joinpath("examples")
 
 
 def show() -> None:
@@ -71,7 +71,7 @@ def _choose() -> None:
         del st.session_state["finding"]
     elif finding:
         try:
-            _take(jobs.waited(finding, stops=True))
+            _take(jobs.wait_for(finding, stops=True))
         finally:
             if not finding.is_alive():
                 del st.session_state["finding"]
@@ -95,8 +95,8 @@ def _examples() -> None:
             label = "Or words: sentences of the index with one of them, and others"
             st.text_input(label, placeholder="food bread soup meat fruit", key="concept_words", on_change=_from_words)
     left, right = st.columns(2)
-    positive = watch.lines(left, "Positive examples (one a line)", "concept_with", FEWEST)
-    negative = watch.lines(right, "Negative examples, otherwise similar (one a line)", "concept_without", FEWEST)
+    positive = watch.texts_field(left, "Positive examples (one a line)", "concept_with", FEWEST)
+    negative = watch.texts_field(right, "Negative examples, otherwise similar (one a line)", "concept_without", FEWEST)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.text_input("Name", "my concept", key="concept_name", width=240)
         most = st.number_input("Neurons at most", 1, 100, 20, key="concept_most", width=160)
@@ -113,7 +113,7 @@ def _examples() -> None:
 
 def _music() -> None:
     names = {"concept_with": "music.txt", "concept_without": "not-music.txt"}
-    texts = {key: EXAMPLES.joinpath(name).read_text(encoding="utf-8") for key, name in names.items()}
+    texts = {key: EXAMPLE_FOLDER.joinpath(name).read_text(encoding="utf-8") for key, name in names.items()}
     positive, negative = (text.splitlines() for text in texts.values())
     st.session_state.update(texts, concept_name="music")
     links.fill(measured="She played an old song on the piano.", prompt="Yesterday I")
@@ -125,7 +125,7 @@ def _from_words() -> None:
     words = st.session_state["concept_words"]
     try:
         with served.store() as opened:
-            having, lacking = with_and_without(opened, words, SENTENCES)
+            having, lacking = with_and_without(opened, words, EXAMPLE_SENTENCES)
     except IcebearError as error:
         st.session_state["trouble"] = str(error)
         return
@@ -188,11 +188,11 @@ def _take(concept: Concept, name: str | None = None) -> None:
     keeps all of it. name: its name in the index, for the URL if it is longer."""
     record = replace(concept, vectors=(), texts=None, controls=()).to_dict()
     text = _json(record)
-    if len(text) > links.LINK:
+    if len(text) > links.LONGEST_URL_VALUE:
         short = ("auroc", "error", "tested_on", "means", "found_by")
         record["provenance"] = {key: record["provenance"].get(key) for key in short}
         text = _json(record)
-    text = text if len(text) <= links.LINK or name is None else name
+    text = text if len(text) <= links.LONGEST_URL_VALUE or name is None else name
     st.session_state.setdefault("concepts", {})[text] = concept
     links.to_url(concept=text)
 
@@ -287,7 +287,9 @@ def _steer(concept: Concept) -> None:
     )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
-        kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
+        kl = links.bound(
+            st.select_slider, "Side effects allowed (nats)", "kl", KL_LIMITS, 0.25, help=help_text, width=320
+        )
         suppress = links.bound(st.toggle, "Suppress instead", "suppress")
         by_vector = links.bound(st.toggle, "By its vector", "by_vector", help=VECTOR_HELP)
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
@@ -295,7 +297,7 @@ def _steer(concept: Concept) -> None:
     job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
     if job is None or job.abandoned:
         return
-    comparison, recipe = jobs.waited(job, stops=True)
+    comparison, recipe = jobs.wait_for(job, stops=True)
     with st.container(key="steered"):
         outcome = Outcome.of(recipe)
         assert outcome

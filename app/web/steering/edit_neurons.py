@@ -15,7 +15,7 @@ import streamlit as st
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import counterfactuals, jobs, links, markdown, pictures, question, served
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.app.web.steering import flips
 from icebear.edits import SYMBOLS, TOKEN_GROUPS, Edit, parse_edits
 from icebear.errors import InputError
@@ -252,7 +252,7 @@ def _live(name: str, prompt: str, edits: tuple[Edit, ...]) -> None:
     """Show what edits do to the answer at once, from one pass; then also random edits and the side effects."""
     read = markdown.read_prompt(prompt)
     at_once = next(answer_outcomes(jobs.model(), read, edits))
-    job = jobs.current(_measured, name, prompt, edits)
+    job = jobs.cached_job(_measured, name, prompt, edits)
 
     def draw(outcome: Outcome | None) -> None:
         shown = outcome or at_once
@@ -260,8 +260,8 @@ def _live(name: str, prompt: str, edits: tuple[Edit, ...]) -> None:
         if outcome:
             flips.measured(outcome)
 
-    if jobs.is_awaited(job):
-        jobs.watched(job, draw)
+    if jobs.works_for_visitor(job):
+        jobs.show_progress(job, draw)
     else:
         draw(job.result)
 

@@ -14,7 +14,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.app.web.shared import jobs, links, markdown, tables
-from icebear.app.web.shared.background import STOPPED, Job
+from icebear.app.web.shared.background_job import STOPPED, Job
 from icebear.app.web.shared.bars import word_bars
 from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.models.model import Model
@@ -73,9 +73,9 @@ def watch(wanted: Wanted) -> None:
     if started(*wanted).abandoned:
         resume(wanted)
     job = started(*wanted)
-    if jobs.is_done(job):
+    if jobs.show_until_done(job):
         show(job.result, wanted)
-    elif not jobs.is_awaited(job):
+    elif not jobs.works_for_visitor(job):
         st.button("Search again", key="search_again", on_click=resume, args=(wanted,))
 
 
@@ -117,8 +117,8 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
         return
     edits = f"{len(recipe)} edit{'s make' if len(recipe) > 1 else ' makes'}"
     st.markdown(f"## {edits} the model say {new} instead of {old}")
-    if wanted and jobs.is_awaited(started(*wanted)):
-        jobs.watched(started(*wanted), _outcome)
+    if wanted and jobs.works_for_visitor(started(*wanted)):
+        jobs.show_progress(started(*wanted), _outcome)
     else:
         _outcome(recipe)
         if wanted and outcome.off_target_kl is None:

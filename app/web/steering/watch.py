@@ -10,7 +10,7 @@ import streamlit as st
 
 from icebear.app.web import chat_monitors
 from icebear.app.web.shared import jobs, links, markdown, pictures, tables
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background_job import Job
 from icebear.errors import IcebearError
 from icebear.steering.concept.concept import Concept
 from icebear.steering.monitor.fitting import fewest, monitor
@@ -37,7 +37,7 @@ def show(concept: Concept) -> None:
         detectors = ["neurons", *(vector.fit for vector in concept.vectors)]
         detector = _choice("Detector", detectors, "watch_detector", help="means, logistic: of the residual stream")
     label = "Texts without the concept, of the kind that the monitor will read (one a line)"
-    negatives = lines(st, label, "watch_negatives", fewest(fpr))
+    negatives = texts_field(st, label, "watch_negatives", fewest(fpr))
     settings = (concept, negatives, fpr, unit, detector)
     with st.container(horizontal=True):
         few = len(negatives) < fewest(fpr)
@@ -49,7 +49,7 @@ def show(concept: Concept) -> None:
         _show(job, made_with == settings)
 
 
-def lines(slot: Any, label: str, key: str, least: int) -> list[str]:
+def texts_field(slot: Any, label: str, key: str, least: int) -> list[str]:
     """Draw a field for texts, one a line, with its counter. Return the different texts."""
     text = slot.text_area(label, key=key, height=160, persist_state="session")
     texts = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
@@ -80,7 +80,7 @@ def _start(*settings: Any) -> None:
 def _show(job: Job, is_current: bool) -> None:
     """Show the monitor that a job makes, with its rates beside controls."""
     try:
-        result: Monitor = jobs.waited(job, stops=True)
+        result: Monitor = jobs.wait_for(job, stops=True)
     except IcebearError as error:  # such as for a text that found the concept; the rest of the page stays
         st.error(markdown.message(error))
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from icebear.app.web.shared import counterfactuals, jobs, markdown, served
-from icebear.app.web.shared.question import Request, live
+from icebear.app.web.shared.question import Request, measuring
 from icebear.concepts.answers.content_words import is_content, words_of
 from icebear.errors import InputError
 from icebear.explanation.saved import SavedExplanation
@@ -44,7 +44,7 @@ def show_word(request: Request, explanation: SavedExplanation) -> None:
     word = "".join(explanation.tokens[start:end]).strip()
     with st.container(border=True, key="word_box"):
         job = counterfactuals.exchanging(request.prompt)
-        if not job or not jobs.is_done(job):
+        if not job or not jobs.show_until_done(job):
             return
         exchanged = counterfactuals.outcome(job)
         if exchanged is None:
@@ -55,7 +55,7 @@ def show_word(request: Request, explanation: SavedExplanation) -> None:
         st.markdown(f"**{markdown.word(rows[0].word if rows else word)}** exchanged for another word. Then comes:")
         if rows:
             draw(exchanged, rows, "word")
-        _typed_word(request, exchanged, bounds)
+        _typed_word(exchanged, bounds)
 
 
 def draw(exchanged: WhatIf, rows: Sequence[Exchange], key: str) -> None:
@@ -70,13 +70,13 @@ def draw(exchanged: WhatIf, rows: Sequence[Exchange], key: str) -> None:
     st.caption(markdown.plain(control_text(exchanged)))
 
 
-def _typed_word(request: Request, exchanged: WhatIf, span: tuple[int, int]) -> None:
+def _typed_word(exchanged: WhatIf, span: tuple[int, int]) -> None:
     """Exchange the word for one that a person writes, or for the nearest one that fits."""
     word = st.text_input("Another word", key="own_word", placeholder="Write your own word")
     if not word or not word.strip():
         return
     try:
-        exchange = live().own_exchange(served.model_name(), exchanged, str(exchanged.prompt), span, word.strip())
+        exchange = measuring().own_exchange(served.model_name(), exchanged, str(exchanged.prompt), span, word.strip())
     except InputError as error:
         st.info(markdown.message(error))
         return
@@ -90,7 +90,7 @@ def _typed_word(request: Request, exchanged: WhatIf, span: tuple[int, int]) -> N
 def show_table(request: Request, explanation: SavedExplanation) -> bool:
     """Show on which word the answer hangs, with the exchanges that change it most and their control. Return whether."""
     job = counterfactuals.exchanging(request.prompt)
-    exchanged = counterfactuals.outcome(job) if job and jobs.is_done(job) else None
+    exchanged = counterfactuals.outcome(job) if job and jobs.show_until_done(job) else None
     if exchanged is None:
         return False
     if request.contrast or explanation.target.strip() != exchanged.explained.token_text.strip():

@@ -29,7 +29,7 @@ LONG_TOKENS = 512
 
 def answers(prompt: str, counterfactual: str | None) -> Answers:
     """Return the probable answers, and which ones are explained if none is chosen; a long prompt is asked about."""
-    if not is_short(prompt):
+    if offered_to_shorten(prompt):
         st.stop()
     likely = explanations.predicted(served.model_name(), prompt)
     others = explanations.predicted(served.model_name(), counterfactual) if counterfactual else []
@@ -37,11 +37,11 @@ def answers(prompt: str, counterfactual: str | None) -> Answers:
     return Answers(likely, others, likely[0].text, contrast)
 
 
-def is_short(prompt: str) -> bool:
-    """Return whether to explain the prompt at once; else offer to explain a part of it."""
+def offered_to_shorten(prompt: str) -> bool:
+    """Offer to explain a part of a prompt that is long. Return whether it was offered; else it is explained at once."""
     ids = jobs.model().ids(markdown.read_prompt(prompt))
     if len(ids) <= LONG_TOKENS or st.session_state.get("whole") == prompt:
-        return True
+        return False
     st.info(f"{len(ids):,} tokens take long and much memory. Explain the last {LONG_TOKENS} instead?")
     with st.container(horizontal=True):
         part = jobs.model().tokenizer.decode(ids[-LONG_TOKENS:], skip_special_tokens=True)
@@ -49,7 +49,7 @@ def is_short(prompt: str) -> bool:
         st.button(f"Explain the last {LONG_TOKENS} tokens", key="shorten", type="primary", on_click=shorten)
         explain_all = partial(st.session_state.update, whole=prompt)
         st.button("Explain all of it", key="whole_prompt", on_click=explain_all)
-    return False
+    return True
 
 
 def relevance_of(request: Request) -> Relevance:
@@ -58,18 +58,18 @@ def relevance_of(request: Request) -> Relevance:
     return explained(request.prompt, target, contrast, method, request.counterfactual)
 
 
-def tokens(request: Request) -> SavedExplanation:
-    """Return the explanation without its stages, which take seconds (`staged`)."""
+def explanation_without_stages(request: Request) -> SavedExplanation:
+    """Return the explanation without its stages, which take seconds."""
     prompts = map(markdown.read_prompt, filter(None, (request.prompt, request.counterfactual)))
     return saved_tokens(relevance_of(request), *prompts)
 
 
-def staged(request: Request, begun: SavedExplanation) -> SavedExplanation:
+def explanation_with_stages(request: Request, without: SavedExplanation) -> SavedExplanation:
     relevance = relevance_of(request)
     if not relevance.sites:
         st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
-        return begun
-    return explanations.staged(begun, relevance)
+        return without
+    return explanations.staged(without, relevance)
 
 
 def swapped(request: Request, saved: StageRecord, nodes: tuple[Neuron, ...]) -> tuple[float | None, float | None]:
@@ -99,13 +99,13 @@ def flip(request: Request, word: str) -> None:
     flips.watch(wanted)
 
 
-def details(request: Request) -> None:
+def show_details(request: Request) -> None:
     relevance = relevance_of(request)
     if relevance.sites:
         ranked_neurons.show(relevance, request.prompt)
 
 
-def method(request: Request) -> None:
+def show_method(request: Request) -> None:
     """Say how the numbers were made, and whether they add up; offer other methods."""
     relevance = relevance_of(request)
     usable = [name for name, kind in METHODS.items() if kind.scores_neurons]

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
 from icebear.app.web.shared import clickable, gallery, jobs, links, markdown, pictures, question, served
-from icebear.app.web.shared.question import Request, live
+from icebear.app.web.shared.question import Request, measuring
 from icebear.app.web.why import exchanges
 from icebear.concepts.stages.stage_picture import Probabilities, on_paper, stage_part, stage_picture
 from icebear.concepts.stages.stage_records import StageRecord
@@ -34,7 +34,7 @@ STYLE = Markup(
     "<style>.answer{display:flex;flex-wrap:wrap;align-items:center;gap:0 .8rem}"
     ".tokens [data-pick]:focus::after{content:none!important}</style>"
 )
-ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
+TOKENS_AND_ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 RATHER = Markup("<span>not <i>{}</i></span>")
 
 
@@ -50,7 +50,7 @@ def show() -> None:
 
 def _explained(prompt: str, counterfactual: str | None, slots: Any) -> None:
     example = gallery.known(prompt, counterfactual)
-    if not example and not live().is_short(prompt):
+    if not example and measuring().offered_to_shorten(prompt):
         return
     answers = question.answers(prompt, counterfactual)
     target, contrast = question.target(slots[0], answers), question.contrast(slots[1], answers)
@@ -68,8 +68,8 @@ def _explained(prompt: str, counterfactual: str | None, slots: Any) -> None:
             _loading()
     else:
         with st.container():  # one element, so that what follows keeps its place
-            begun = live().tokens(request)
-        _page(request, begun, partial(live().staged, request, begun), None)
+            without_stages = measuring().explanation_without_stages(request)
+        _page(request, without_stages, partial(measuring().explanation_with_stages, request, without_stages), None)
 
 
 @st.fragment(run_every=1.0)
@@ -81,19 +81,22 @@ def _loading() -> None:
 
 
 def _page(
-    request: Request, begun: SavedExplanation, finished: Callable[[], SavedExplanation], flip: dict[str, Any] | None
+    request: Request,
+    without_stages: SavedExplanation,
+    finished: Callable[[], SavedExplanation],
+    flip: dict[str, Any] | None,
 ) -> None:
     """Show the prompt, the switch, the stages, and what is folded. finished: measures the stages, in seconds."""
     left, right = st.columns([3, 1], vertical_alignment="top")
     with left:
-        _head(begun)
-        exchanges.show_word(request, begun)
-        for typed, token in ((request.target, begun.target), (request.contrast, begun.contrast)):
+        _head(without_stages)
+        exchanges.show_word(request, without_stages)
+        for typed, token in ((request.target, without_stages.target), (request.contrast, without_stages.contrast)):
             if typed and token and typed.strip() != token.strip():
                 st.caption(f"Of {markdown.word(typed)} the first token is explained: {markdown.word(token)}.")
     switched = st.container()
     with right:
-        _switch(request, begun.contrast, flip, switched)
+        _switch(request, without_stages.contrast, flip, switched)
     slot = st.container()
     details = _folded(request)
     with slot:
@@ -121,7 +124,7 @@ def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | N
         if recorded:
             question.module("steering.flips").show(Recipe.from_dict(recorded))
         else:
-            live().flip(request, contrast)
+            measuring().flip(request, contrast)
 
 
 def _folded(request: Request) -> DeltaGenerator | None:
@@ -131,8 +134,11 @@ def _folded(request: Request) -> DeltaGenerator | None:
         box = st.expander(title, key=f"{name}_open", bind="query-params")
         if box.open:
             with box:
-                slot = st.container() if name == "details" else slot
-                getattr(live(), name)(request)
+                if name == "details":
+                    slot = st.container()
+                    measuring().show_details(request)
+                else:
+                    measuring().show_method(request)
     return slot
 
 
@@ -150,7 +156,7 @@ def _head(explanation: SavedExplanation) -> None:
         explanation.template,
         picks=exchanges.picks(explanation),
     )
-    clickable.draw(STYLE + ANSWER.format(tokens, target, rather), "prompt_words", exchanges.pick)
+    clickable.draw(STYLE + TOKENS_AND_ANSWER.format(tokens, target, rather), "prompt_words", exchanges.pick)
 
 
 def _stages(request: Request, stages: StageRecord) -> None:
@@ -197,7 +203,7 @@ def _switched_off(request: Request, stages: StageRecord) -> tuple[list[Neuron], 
     key = f"{request.prompt} {request.counterfactual}"
     with st.container(horizontal=True):
         off = [node for name, nodes in parts.items() if not st.toggle(name, True, f"{name} {key}") for node in nodes]
-    return off, live().swapped(request, stages, tuple(off)) if off else None
+    return off, measuring().swapped(request, stages, tuple(off)) if off else None
 
 
 def _effects(request: Request, explanation: SavedExplanation) -> None:

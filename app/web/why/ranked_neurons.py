@@ -8,7 +8,7 @@ from icebear.app.web.shared import explanations, links, tables
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 
-SITES = {"MLP and attention": None, "MLP": "ffn", "attention": "attn", "attention heads": "head"}
+SITE_FILTERS = {"FFN and attention": None, "FFN": "ffn", "attention": "attn", "attention heads": "head"}
 """As they are named in links -> the site that is ranked."""
 
 
@@ -16,7 +16,7 @@ def show(relevance: Relevance, prompt: str) -> None:
     """Show the ranked nodes, with filters."""
     st.markdown("## The neurons behind the difference" if relevance.counterfactual else "## The neurons behind it")
     with st.container(horizontal=True):
-        site = SITES[links.bound(st.selectbox, "Component", "site", list(SITES), width=180)]
+        site = SITE_FILTERS[links.bound(st.selectbox, "Component", "site", list(SITE_FILTERS), width=180)]
         position = st.selectbox(
             "At token",
             [*(("all", "last") if relevance.counterfactual else ("last", "all")), *range(len(relevance.tokens))],

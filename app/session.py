@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -13,19 +12,19 @@ from typing import Any
 
 import anyio
 
-from icebear.actmax.shipped.index_choice import FOLDER_STORE, choose_index, index_beside
-from icebear.actmax.shipped.shipped_index import prepared_index, shipped_path
+from icebear.actmax.shipped.index_choice import FOLDER_STORE, index_to_read, open_beside
+from icebear.actmax.shipped.shipped_index import shipped_path
 from icebear.cache import cached
-from icebear.db.store import Store, open_finished, open_store
+from icebear.db.store import Store, open_finished
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
 from icebear.models.loading.loading import load_model
 from icebear.models.loading.presets import PRESETS
 from icebear.models.model import Model
 from icebear.paths import local, write_file
 from icebear.steering.side_effects import HeldOutContexts
-from icebear.values import shown
 
-NEWEST = 16
+RESULTS_KEPT = 16
+"""The newest answers, whose handles work."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,9 @@ class Result:
 
 @dataclass
 class Session:
-    """model_name and options: the arguments of `load_model`. store_path: None for the index that `choose_index` says,
+    """What a server keeps between calls, of which one runs at a time.
+
+    model_name and options: the arguments of `load_model`. store_path: None for the index that `choose_index` says,
     the folder's store or, if it is prepared, the one that comes with icebear. folder: for files; None: none is read or
     written.
 
@@ -58,9 +59,10 @@ class Session:
     results: dict[str, Result] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
-    async def alone(self, work: Callable[[], Any], seconds: float | None = None) -> Any:
-        """Run one call at a time, in a thread. A waiting call takes none. Raises `TimeoutError` after so many seconds
-        of work, if the work asks whether it is cancelled."""
+    async def run_exclusively(self, work: Callable[[], Any], seconds: float | None = None) -> Any:
+        """Run one call at a time, in a thread; a call that waits occupies no thread.
+
+        Raises `TimeoutError` after so many seconds of work, if the work asks whether it is cancelled."""
         async with self.lock:
             with anyio.fail_after(seconds):
                 return await anyio.to_thread.run_sync(work)
@@ -115,29 +117,20 @@ class Session:
                     raise
             yield opened
 
-    @contextmanager
-    def beside(self, store: Store) -> Iterator[Store | None]:
-        """Open the index that is shown beside an index of the folder (`index_beside`), if there is one."""
-        path = None if self.store_path else index_beside(store.path, self.model_name)
-        if path is None:
-            yield None
-            return
-        with open_store(path) as other:
-            yield other
+    def beside(self, store: Store) -> AbstractContextManager[Store | None]:
+        """Open the index that is shown beside another, as `open_beside` does."""
+        return open_beside(store.path, self.model_name, self.store_path is not None)
 
     def _index(self) -> Path | None:
         """Return the path of the index, if there is one."""
-        folder_store = local(self.store_path or FOLDER_STORE)
-        named = folder_store if folder_store.exists() else None
-        if self.store_path and named:
-            return named
-        prepared = prepared_index(self.model_name)
-        return prepared if prepared and choose_index(folder_store, self.model_name).is_shipped else named
+        store = local(self.store_path or FOLDER_STORE)
+        path = store if self.store_path and store.exists() else index_to_read(store, self.model_name)
+        return path if path.exists() else None
 
     def keep(self, kind: str, value: Any, lists: Mapping[str, Any], **files: Callable[[], str]) -> str:
         handle = f"{kind}-{next(self.numbers)}"
         self.results[handle] = Result(value, lists, files)
-        for old in list(self.results)[:-NEWEST]:
+        for old in list(self.results)[:-RESULTS_KEPT]:
             del self.results[old]
         return handle
 
@@ -167,25 +160,3 @@ class Session:
         path = self.path_of(name)
         write_file(path, text, new=True)
         return path
-
-
-def one_line(problems: Iterable[Any]) -> str:
-    """Return what pydantic finds wrong with a request as a sentence."""
-    parts = [
-        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        + ("" if problem["type"] == "missing" else f", not {shown(problem['input'])}")
-        for problem in problems
-    ]
-    return "; ".join(parts) + "."
-
-
-def with_arguments(sentence: str, arguments: Collection[str]) -> str:
-    """Replace options of the command line by the call's arguments, if it has them; commands for the user stay."""
-
-    def name(match: re.Match[str]) -> str:
-        if not match[1]:
-            return match[0]
-        argument = match[1].replace("-", "_")
-        return argument if argument in arguments else f"the command line's {match[0]}"
-
-    return re.sub(r"icebear [a-z]+ [^;,]*|--([a-z][a-z-]*)", name, sentence)

@@ -10,7 +10,7 @@ import icebear
 from icebear.app.cli.progress import bar
 from icebear.stopping import interruptible
 
-LONG = 5.0
+SAY_FROM_SECONDS = 5.0
 """Seconds from which on the expected time is printed."""
 
 
@@ -21,6 +21,6 @@ def measured_sources(model: icebear.Model, answer: Any, **options: Any) -> icebe
 
 
 def _say(seconds: float) -> None:
-    if seconds >= LONG:
+    if seconds >= SAY_FROM_SECONDS:
         about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
         click.echo(f"Removing sources takes about {about}; Ctrl-C keeps what is measured.", err=True)
