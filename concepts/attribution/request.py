@@ -33,9 +33,9 @@ def at_first_difference(
     """Return the arguments of `attribute` for the first token in which two answers of several tokens differ.
 
     The tokens that they share are appended to the prompt and to each counterfactual. An answer of several tokens that
-    is compared with no other one is explained at its first token that is more than a space, and the spaces are
-    appended; one that is compared with an answer that differs at once, at its first token. Single tokens,
-    labels, and the answers of other models than causal ones stay as they are. What was chosen is logged.
+    has no other one to differ from is explained at its first token that is not a space, and the spaces are appended. If
+    the two answers differ from the first token on, the first token is explained. Single tokens, labels, and the answers
+    of models that are not causal stay as they are. What was chosen is logged.
 
     Parameters
     ----------
