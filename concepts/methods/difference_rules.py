@@ -72,7 +72,7 @@ class Difference(Method):
         causes = Causes(pair.models, batch) if pair.models else None
         target, stream = PairLogits(pair), Stream(model, batch)
         inputs = Inputs(causes.read) if causes else Inputs()
-        neurons = PairedNeurons(model, batch, pair.sites, pair.columns(2))
+        neurons = PairedNeurons(model, batch, pair.sites, pair.columns)
         excluded = partial(excluded_positions, model, objective, stream)
         largest = None if pair.k is None else LargestNeurons(model, batch, pair.sites, pair.k, excluded, True)
         recorders: list[Recorder] = [inputs, stream, neurons, *([largest] if largest else [])]

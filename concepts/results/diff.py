@@ -44,10 +44,6 @@ class Change:
         site = NEURONS.get(self.kind)
         return Neuron(self.layer, site, self.index) if site and self.layer is not None else None
 
-    @property
-    def parameter(self) -> str:
-        return self.module
-
     def __str__(self) -> str:
         if self.neuron:
             return f"{self.neuron} {self.kind}"
