@@ -300,7 +300,6 @@ def silencing_control(
     on_progress: OnProgress = unwatched,
 ) -> RandomControl:
     """Set ranked nodes to 0, each at its token, or as many random ones of the same layers. Raises `InputError`."""
-
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
     at = relevance.predicted_at if model.task.takes_position else None
     edits = [Edit(row.neuron, "scale", 0.0, where=edited_at(relevance.prompt, row)) for row in rows]

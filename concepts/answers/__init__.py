@@ -1,1 +1,1 @@
-"""Questions about answers: where they come from, over many prompts."""
+"""What an answer hangs on: words of the prompt that are exchanged, sources that are removed, parts of its relevance."""

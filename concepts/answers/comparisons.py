@@ -24,7 +24,7 @@ GOOD_SCORE = 0.7
 LIKELY = 30
 """Two answers are of one kind if each is among this many most probable ones after the other prompt."""
 FAR = 5.0
-"""A logit difference above this counts as this."""
+"""A larger logit difference is capped here."""
 LOST = 1.0
 """The smallest loss of the explained word, in nats, by an exchange that is a comparison."""
 LESS_LIKELY = 5.0

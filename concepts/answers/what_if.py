@@ -297,8 +297,10 @@ def look_unasked(
 
 
 def is_message(model: Model, text: str) -> bool:
-    """Return whether a chat model ends a text where it should go on, so that the text reads as a message to it: a
-    special token is the likeliest one, or of a question one of the next tokens, before any content word."""
+    """Return whether a text is a message to a chat model, which would end its turn after it instead of continuing it.
+
+    Then a special token is the likeliest next token; after a question, it is among the next ones before any content
+    word."""
     if not getattr(model.tokenizer, "chat_template", None) or not model.task.generates:
         return False
     count, special = APPENDED if text.rstrip().endswith("?") else 1, {*model.special_ids(), *model.ends}
@@ -341,8 +343,10 @@ def what_if(model: Model, prompt: PromptLike) -> pandas.DataFrame:
 def _answered(
     model: Model, prompt: PromptLike, next_token: bool, max_new_tokens: int
 ) -> str | Chat | Answer | list[int]:
-    """Return a chat with the model's answer, of which a word is explained, unless the next token is, or the model
-    answers with nothing; a text as it is, and any other prompt as token ids."""
+    """Return what is explained.
+
+    Of a chat it is the model's answer, or the chat itself if the next token is explained or the answer is empty. A text
+    stays as it is, and other prompts are token ids."""
     if isinstance(prompt, Answer) and prompt.question and prompt.ids:
         return prompt.question if next_token else prompt
     chat = prompt.question if isinstance(prompt, Answer) else Prompt.of(prompt).chat

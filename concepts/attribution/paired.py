@@ -1,7 +1,8 @@
 """Relevance with counterfactual prompts, or beside a base model: the mean of what the method says about each pair.
 
 1. One objective for each counterfactual: its two rows are the prompt and the counterfactual (`_pairs`).
-2. The method compares the two rows: activation difference x multiplier, for tokens and neurons (`Method.compare`).
+2. The method compares the two rows: activation difference x multiplier, for tokens and neurons (`Method.compare`). An
+   open target or contrast is chosen in its pass (`Pair.answered`).
 3. Relevance and counterfactual activations are averaged over the counterfactuals (`mean_of`).
 """
 
@@ -155,7 +156,9 @@ class MeanResult:
 
 
 def mean_of(results: Iterable[PairResult], count: int) -> MeanResult:
-    """Return the mean of as many results, one after the other: all neurons of one result take much memory."""
+    """Return the mean of as many results, one after the other: all neurons of one result take much memory.
+
+    It divides and adds the tensors of the results in place."""
     mean: MeanResult | None = None
     for result in results:
         slim = replace(

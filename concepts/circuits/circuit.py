@@ -35,8 +35,8 @@ from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import check_int, typed
 
 DEFAULT_EDGES = EDGE_COUNTS[-1]
-"""With a number of nodes: of the measured numbers of edges, the one at which those of 60 neurons recover most above
-random edges (docs/circuits.md)."""
+"""The number of edges if `nodes` is given: of the numbers tried, the one with which the edges of 60 neurons exceed
+random edges most (docs/circuits.md)."""
 DEFAULT_NODES = {True: 15, False: 60}
 """Whether heads are nodes -> the number of nodes where no set of the last token suffices."""
 

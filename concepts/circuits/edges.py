@@ -45,7 +45,8 @@ class Probe:
 
 
 class Probes(Target):
-    """S times B numbers to explain, one a row; None is the answer. Further rows are counterfactuals."""
+    """S times B numbers to explain, one a row; None is the answer. With difference rules, the second half of the rows
+    are counterfactuals."""
 
     def __init__(self, objective: Objective, chosen: Sequence[Sequence[Probe | None]]) -> None:
         self.objective, self.chosen = objective, chosen

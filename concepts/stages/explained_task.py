@@ -119,7 +119,7 @@ def explain_task(
     _check_pairs(model, cases)
     advance = counting(on_progress, len(cases) + len(cases) // 2)
     rows: dict[int, _Searched] = {}
-    order = sorted(range(len(cases)), key=lambda row: repr(cases[row]))  # that of the file does not matter
+    order = sorted(range(len(cases)), key=lambda row: repr(cases[row]))  # so that the order in the file does not matter
     for row in order:
         rows[row] = _search(model, cases[row])
         advance(1)
@@ -133,7 +133,7 @@ def explain_task(
         rows[row] = replace(rows[row], pair=pair)
         measured.append(pair)
         advance(1)
-    advance(2 * len(cases))  # pairs that are left out are not measured
+    advance(2 * len(cases))  # to the end: pairs that are left out were counted as steps
     shares, without, drawn = ([getattr(pair, name) for pair in measured] for name in ("share", "without", "random"))
     low, high = bootstrap_interval(shares, seed)
     every = tuple(rows[row].pair for row in range(len(cases)))

@@ -75,8 +75,8 @@ class PatchedPair:
         self.is_aligned = len(set(pair.batch.lengths)) == 1
         self.target, self.contrast = (pair.targets[0] or (0,))[0], pair.contrasts[0]
         self.explained, self.explained_c = (pair.target_positions(row)[0] for row in (0, 1))
-        cut = [explained + 1 if model.task.is_causal else None for explained in (self.explained, self.explained_c)]
-        self.ids, self.ids_c = (pair.batch.row_ids(row)[: cut[row]] for row in (0, 1))
+        stops = [explained + 1 if model.task.is_causal else None for explained in (self.explained, self.explained_c)]
+        self.ids, self.ids_c = (pair.batch.row_ids(row)[: stops[row]] for row in (0, 1))
         self.ends_alike = self.ids[self.explained] == self.ids_c[self.explained_c]
         unequal = [p for p, ids in enumerate(zip(self.ids, self.ids_c, strict=False)) if ids[0] != ids[1]]
         self.first_difference = min(unequal, default=self.explained) if self.is_aligned else self.explained
@@ -98,11 +98,13 @@ class PatchedPair:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """m(x) and m(c)."""
+        """The explained number after the prompt and after the counterfactual."""
         return self.number(self.prompt.logits).item(), self.number(self.counterfactual.logits).item()
 
     def shares(self, logits: Tensor) -> list[float]:
-        """Return F (N) of logits (N, V). Raises `InputError` if the prompts do not differ."""
+        """Return the share of the difference that each row of logits (N, V) has.
+
+        Raises `InputError` if the explained number is the same after both prompts."""
         complete, compared = self.ends
         if complete == compared:  # bfloat16 rounds small differences away
             raise InputError(

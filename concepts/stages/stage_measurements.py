@@ -45,7 +45,7 @@ BETWEEN = 6
 """The largest number of tokens between the differing ones and the last that are shown."""
 TRACED_LAYERS = 7
 LARGE_CHANGE = 0.25
-"""A left-out whole part that changes the share by more than this is said."""
+"""A left-out whole part that changes the share by more than this is reported."""
 LARGE_EFFECT = 1 / 3
 """Words whose effect is above this share of the largest are shown."""
 SHOWN_WORDS = 4

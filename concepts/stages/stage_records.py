@@ -119,7 +119,7 @@ class StageShares(SavedResult, InNotebooks):
     whole: tuple[WholePart, ...]
     """The whole parts that are recomputed as well; never at the last token."""
     alone: float | None
-    """The share of the difference that these parts give, while everything else holds its counterfactual value."""
+    """The share of the difference that these parts give while the others are held, see `Kind`."""
     without: float | None
     """The share that is lost when only the heads and neurons take their counterfactual values."""
     random: float | None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from icebear.records import Neuron, Ranked
 
 LOW_NECESSITY = 0.6
-"""Of less than this share that is lost without the set, other parts take over."""
+"""If less than this share is lost without the set, other parts take over."""
 FEW_HEADS = 10
 """The heads of a small set, at most; more are not named."""
 FEW_NEURONS = 50
@@ -44,7 +44,7 @@ SHOWN_CHANGE = 0.05
 CLEAR = 2
 """The head of the headline changes the answer so many times as much as any random one."""
 PAST_CONTRAST = 1.05
-"""Of a larger share that is lost, it is said what more than all means."""
+"""If more than this share is lost, a sentence says what more than 100 % means."""
 FETCHED = 0.2
 """A token with at least this share as the only source is one that heads fetch from."""
 
