@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-RESAMPLES = 10_000
+SIGN_FLIPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def paired_p(differences: np.ndarray) -> np.ndarray:
 
     The measurement itself counts as one of the flips, so p is never 0 (Phipson & Smyth 2010).
     """
-    signs = np.random.default_rng(0).choice((-1.0, 1.0), (RESAMPLES, differences.shape[1]))
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (SIGN_FLIPS, differences.shape[1]))
     sums, measured = np.abs(signs @ differences.T), np.abs(differences.sum(1))
-    return (1 + (sums >= measured * (1 - 1e-9)).sum(0)) / (1 + RESAMPLES)
+    return (1 + (sums >= measured * (1 - 1e-9)).sum(0)) / (1 + SIGN_FLIPS)
 
 
 def holm(p: np.ndarray) -> list[float]:

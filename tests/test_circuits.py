@@ -342,7 +342,7 @@ def test_whole_parts_are_recomputed(name):
 def test_the_least_enough_edges_are_shown(graph, monkeypatch, everything, shares, random, shown, checked):
     """Unless random ones recover as much, or all nothing."""
     rest = [0.6 if everything == 0.8 else everything] * (len(checks.EDGE_COUNTS) - 4)
-    measured = iter([[everything, *shares.values(), *rest], [random] * checks.RANDOM_DRAWS])
+    measured = iter([[everything, *shares.values(), *rest], [random] * checks.RANDOM_EDGE_SETS])
     monkeypatch.setattr(checks, "recovered", lambda *_: next(measured))
     hundred = replace(graph, edge_count=100)
     count, check = checks.enough_edges(hundred)

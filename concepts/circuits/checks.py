@@ -20,7 +20,7 @@ from icebear.values import check_int, seed_of
 if TYPE_CHECKING:
     from icebear.concepts.circuits.wiring import Wiring
 
-RANDOM_DRAWS = 5
+RANDOM_EDGE_SETS = 5
 """Sets of random edges of each control."""
 EDGE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 100)
 """The numbers of edges among which a circuit takes the least that recovers enough."""
@@ -43,12 +43,12 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
     for edges in chosen:
         by_target = sources_by_target(graph, edges)
         choices += [by_target, *_random_edges(graph, connected, len(edges), generator)]
-        choices += (_matched_edges(graph, by_target, possible, generator) for _ in range(RANDOM_DRAWS))
+        choices += (_matched_edges(graph, by_target, possible, generator) for _ in range(RANDOM_EDGE_SETS))
     all_edges, *measured = recovered(graph, choices)
     total = len(connected)
-    rows = zip(chosen, zip(*[iter(measured)] * (1 + 2 * RANDOM_DRAWS), strict=True), strict=True)
+    rows = zip(chosen, zip(*[iter(measured)] * (1 + 2 * RANDOM_EDGE_SETS), strict=True), strict=True)
     return [
-        EdgeFaithfulness(len(edges), total, share, fmean(drawn[:RANDOM_DRAWS]), all_edges, fmean(drawn[RANDOM_DRAWS:]))
+        EdgeFaithfulness(len(edges), total, share, fmean(drawn[:RANDOM_EDGE_SETS]), all_edges, fmean(drawn[RANDOM_EDGE_SETS:]))
         for edges, (share, *drawn) in rows
     ]
 
@@ -86,9 +86,9 @@ def _connected(graph: Wiring) -> list[tuple[int, int]]:
 def _random_edges(
     graph: Wiring, connected: Sequence[tuple[int, int]], count: int, generator: torch.Generator
 ) -> list[Sources]:
-    """Draw `RANDOM_DRAWS` times as many edges of the graph."""
+    """Draw `RANDOM_EDGE_SETS` times as many edges of the graph."""
     draws: list[Sources] = []
-    for _ in range(RANDOM_DRAWS):
+    for _ in range(RANDOM_EDGE_SETS):
         chosen: Sources = [[] for _ in graph.targets]
         for index in torch.randperm(len(connected), generator=generator)[:count].tolist():
             row, number = connected[index]

@@ -31,9 +31,9 @@ from icebear.models.model import Model
 from icebear.records import InNotebooks
 from icebear.values import check_int, seed_of, typed
 
-RANDOM_DRAWS = 5
+RANDOM_SETS = 5
 """Random sets of neurons."""
-RANDOM_HEAD_DRAWS = 20
+RANDOM_HEAD_SETS = 20
 """Random sets of heads: single heads differ more than single neurons do."""
 
 
@@ -120,7 +120,7 @@ class Ablation(InNotebooks):
     necessity: float
     """1 - F of all other nodes: the share that is lost when only the list takes its counterfactual values."""
     random_sufficiency: float
-    """The median sufficiency of `RANDOM_DRAWS` random sets (`random_nodes`), for heads of `RANDOM_HEAD_DRAWS`."""
+    """The median sufficiency of `RANDOM_SETS` random sets (`random_nodes`), for heads of `RANDOM_HEAD_SETS`."""
     random_necessity: float
     most_changed_sufficiency: float
     """Sufficiency of as many nodes whose activations change most, by |a - a'|."""
@@ -178,7 +178,7 @@ def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator, recomputed:
     """
     count, change = int(chosen.sum()), nodes.change()
     parts = list(zip(nodes.sites, chosen.split(nodes.widths, -1), strict=True))
-    sets = range(RANDOM_HEAD_DRAWS if "head" in nodes.sites else RANDOM_DRAWS)
+    sets = range(RANDOM_HEAD_SETS if "head" in nodes.sites else RANDOM_SETS)
     layers = nodes.model.layers_with("attn") if "head" in nodes.sites else None
     draws = [torch.cat([random_nodes(part, site, generator, layers) for site, part in parts], -1) for _ in sets]
     changed = largest(change if recomputed is None else change * ~recomputed, count)

@@ -122,8 +122,8 @@ class Diff(Relevance):
     def _chosen(self, kind: Any, layers: Any) -> list[ChangedWeights]:
         kinds = None if kind is None else set(several(kind))
         known = dict.fromkeys(change.kind for change in self.changes)
-        for unknown in (kinds or set()) - KINDS:
-            raise UnknownName("kind of weight", str(unknown), KINDS, f"The kinds here are {', '.join(known)}.")
+        for unknown in (kinds or set()) - WEIGHT_KINDS:
+            raise UnknownName("kind of weight", str(unknown), WEIGHT_KINDS, f"The kinds here are {', '.join(known)}.")
         wanted = None if layers is None else {check_int(layer, "A layer") for layer in several(layers)}
         return [
             change
@@ -179,7 +179,7 @@ class Diff(Relevance):
         return pandas.DataFrame(rows, columns=columns).astype({"caused": float, "size": float})
 
 
-KINDS = set("gate w_in w_out q k v o cross router embedding unembedding norm bias other".split())
+WEIGHT_KINDS = set("gate w_in w_out q k v o cross router embedding unembedding norm bias other".split())
 
 
 def ranked_changes(changes: Sequence[ChangedWeights], scores: Sequence[Tensor], k: int | None = None) -> list[Change]:

@@ -39,7 +39,7 @@ from icebear.render import page, render
 from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import seed_of, shown, typed
 
-RESAMPLES = 2000
+BOOTSTRAP_RESAMPLES = 2000
 """The number of bootstrap resamples."""
 LEAST_PAIRS = 4
 """Two pairs choose the shared set, and two measure it."""
@@ -144,7 +144,7 @@ def explain_task(
 def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float]:
     """Return the bounds of the 95 % bootstrap interval of a mean."""
     every, generator = torch.tensor(values, dtype=torch.float64), torch.Generator().manual_seed(seed)
-    draws = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
+    draws = torch.randint(len(values), (BOOTSTRAP_RESAMPLES, len(values)), generator=generator)
     low, high = every[draws].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high
 

@@ -28,7 +28,7 @@ from icebear.models.lock import replaced
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 
-KINDS = {"attn": ("attn", "cross"), "ffn": ("ffn", "shared", "router")}
+PART_SITES = {"attn": ("attn", "cross"), "ffn": ("ffn", "shared", "router")}
 """The two kinds of parts, and their sites. The FFN of a mixture of experts is held with the weights of its router."""
 STATES_PER_PASS = 24
 """The largest number of states that one pass computes."""
@@ -84,7 +84,7 @@ class PatchedPair:
         self.differing = frozenset(others & set(unequal))
         known = self.first_difference if model.task.is_causal else -1
         self.between = frozenset(p for p in others - self.differing if p > known)
-        self.sites = [site for sites in KINDS.values() for site in sites if site in model.sites]
+        self.sites = [site for sites in PART_SITES.values() for site in sites if site in model.sites]
         with model.lock:  # no other thread may see the hooks that read
             self.passes: Passes = CachedPasses.of(self) or CompletePasses(self)
             self.prompt, self.counterfactual = self.passes.read()
@@ -189,12 +189,12 @@ class Passes:
     def holding(self, states: Sequence[State], start: int) -> Iterator[None]:
         """Hold what each state, a row of the pass, does not recompute. start: the first token of the pass."""
         pair, model, batch = self.pair, self.model, self.pair.batch
-        free = {kind: torch.zeros(len(states), len(pair.ids), dtype=torch.bool) for kind in KINDS}
+        free = {kind: torch.zeros(len(states), len(pair.ids), dtype=torch.bool) for kind in PART_SITES}
         for kind, mask in free.items():
             for row, state in enumerate(states):
                 mask[row, sorted(state.free_tokens(kind))] = True
         on_device = {kind: mask.to(model.device) for kind, mask in free.items()}  # once, not in each layer
-        kinds = {site: kind for kind, sites in KINDS.items() for site in sites if site in pair.sites}
+        kinds = {site: kind for kind, sites in PART_SITES.items() for site in sites if site in pair.sites}
         tokens = frozenset(range(start, len(pair.ids)))
         held = [site for site, kind in kinds.items() if not all(tokens <= state.free_tokens(kind) for state in states)]
         nodes = {site: self._nodes_of(states, site) for site in held}
@@ -416,7 +416,7 @@ class CachedPasses(Passes):
         counterfactual, which has the residual stream before it."""
         pair, shape = self.pair, (len(states), self.model.layers)
         is_held, is_free = (torch.ones(shape, dtype=torch.bool) for _ in range(2))  # all of a layer's nodes
-        for kind, site in ((kind, site) for kind, sites in KINDS.items() for site in sites if site in pair.sites):
+        for kind, site in ((kind, site) for kind, sites in PART_SITES.items() for site in sites if site in pair.sites):
             at, nodes = self.model.layers_with(site), _together(states, site)
             free = torch.tensor([[pair.explained in state.free_tokens(kind)] for state in states])  # (N, 1)
             has_any, has_all = (free, free) if nodes is None else (nodes.any(-1)[:, at], nodes.all(-1)[:, at])

@@ -14,7 +14,7 @@ from torch import Tensor
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.patched_pair import KINDS, STATES_PER_PASS, PatchedPair, State
+from icebear.concepts.stages.patched_pair import PART_SITES, STATES_PER_PASS, PatchedPair, State
 from icebear.concepts.stages.stage_parts import LAST, OTHERS, Network, Parts, Shares, WholeParts
 from icebear.concepts.stages.stage_records import (
     OVERSHOOT,
@@ -330,7 +330,7 @@ def _candidates(relevance: Relevance, network: Network) -> tuple[list[Ranked], l
         for layer, index in (scores > 0).nonzero().tolist():
             heads.append(Ranked(Neuron(layer, "cross", index), position, None, scores[layer, index].item()))
     neurons = [
-        row for site in KINDS["ffn"] if site in relevance.sites for row in relevance.top(NEURON_COUNTS[-1], site)
+        row for site in PART_SITES["ffn"] if site in relevance.sites for row in relevance.top(NEURON_COUNTS[-1], site)
     ]
     heads, neurons = (
         sorted(rows, key=lambda row: (-row.relevance, row.neuron))[:count]
@@ -341,7 +341,7 @@ def _candidates(relevance: Relevance, network: Network) -> tuple[list[Ranked], l
 
 def _largest_between(relevance: Relevance, between: Sequence[int]) -> list[int]:
     """Return the tokens between with the largest sum over layers of |relevance|; ties go to the later one."""
-    neurons = [relevance.of(site) for site in KINDS["ffn"] if site in relevance.sites]
+    neurons = [relevance.of(site) for site in PART_SITES["ffn"] if site in relevance.sites]
     sizes = torch.stack([values.abs().sum((0, 2)) for values in (relevance.heads(), *neurons)]).sum(0).tolist()
     columns = {position: column for column, position in enumerate(relevance.neurons.recorded)}
     known = [position for position in between if position in columns]

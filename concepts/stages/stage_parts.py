@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.passes.sites import neuron_site
-from icebear.concepts.stages.patched_pair import KINDS, PatchedPair, State
+from icebear.concepts.stages.patched_pair import PART_SITES, PatchedPair, State
 from icebear.models.model import Model
 from icebear.models.parts.linear import Linear
 from icebear.records import Neuron
@@ -18,9 +18,9 @@ from icebear.records import Neuron
 WholeParts = frozenset[tuple[str, str]]
 """Whole parts, such as ``("ffn", "differing")``: attention or the FFN of all layers at the ``differing`` tokens, the
 tokens ``between`` them and the explained one, all ``other`` tokens, or the ``last`` token, which is explained."""
-WHOLE_PARTS: WholeParts = frozenset((kind, where) for kind in KINDS for where in ("differing", "between"))
+WHOLE_PARTS: WholeParts = frozenset((kind, where) for kind in PART_SITES for where in ("differing", "between"))
 """The whole parts of earlier tokens."""
-HEAD_SITES = KINDS["attn"]
+HEAD_SITES = PART_SITES["attn"]
 OTHERS: WholeParts = frozenset({("attn", "other"), ("ffn", "other")})
 LAST: WholeParts = frozenset({("attn", "last"), ("ffn", "last")})
 
@@ -40,7 +40,7 @@ class Parts:
             "other": pair.all_tokens - {pair.explained},
             "last": frozenset({pair.explained}),
         }
-        attn, ffn = (frozenset().union(*(tokens[where] for part, where in self.free if part == kind)) for kind in KINDS)
+        attn, ffn = (frozenset().union(*(tokens[where] for part, where in self.free if part == kind)) for kind in PART_SITES)
         return State(attn, ffn, self.nodes)
 
 
@@ -51,7 +51,7 @@ class Network:
         """stack: that of the explained token."""
         self.model = model
         at = {site: [n for n in model.layers_with(site) if model.stack_of(n) == stack] for site in model.sites}
-        self.layers = {site: at[site] for sites in KINDS.values() for site in sites if at.get(site)}
+        self.layers = {site: at[site] for sites in PART_SITES.values() for site in sites if at.get(site)}
         self.head_sites = [site for site in HEAD_SITES if site in self.layers]
 
     def width(self, site: str) -> int:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.patched_pair import KINDS, PatchedPair
+from icebear.concepts.stages.patched_pair import PART_SITES, PatchedPair
 from icebear.concepts.stages.stage_measurements import STEPS, Measured
 from icebear.concepts.stages.stage_parts import WholeParts
 from icebear.concepts.stages.stage_picture import stage_fragment
@@ -208,7 +208,7 @@ def stages(
 
 def stage_sites(model: Model) -> tuple[str, ...]:
     """Return the sites whose relevance stages need; none for a model without stages."""
-    sites = [site for names in KINDS.values() for site in names if site != "router"]
+    sites = [site for names in PART_SITES.values() for site in names if site != "router"]
     has_stages = model.has_family and "attn" in model.sites and not model.has_scan
     return tuple(site for site in sites if site in model.sites) if has_stages else ()
 

@@ -32,8 +32,9 @@ from icebear.models.model import Model
 from icebear.records import WRITERS, Neuron, Reliability
 from icebear.steps import OnProgress, unwatched
 
-TEXTS = 48
-OTHERS = 20
+LENS_TEXTS = 48
+"""The number of texts in which the Jacobians are averaged."""
+RELIABILITY_SAMPLES = 20
 """The number of other texts, and of random neurons of each layer, that the reliability is measured with."""
 BLOCK = 32
 """Rows of the Jacobians that are saved at a time."""
@@ -223,8 +224,8 @@ def contexts_of(model: Model, others: bool = False) -> Contexts:
         if inner:
             texts.append(ids)
             positions.append(generator.choice(inner))
-    lens_texts = min(TEXTS, max(1, len(texts) * 2 // 3))
-    chosen = slice(lens_texts, lens_texts + OTHERS) if others else slice(lens_texts)
+    lens_texts = min(LENS_TEXTS, max(1, len(texts) * 2 // 3))
+    chosen = slice(lens_texts, lens_texts + RELIABILITY_SAMPLES) if others else slice(lens_texts)
     contexts = Contexts(model, texts[chosen], positions[chosen])
     if not others and not is_hooked(model):
         _CONTEXTS[model] = contexts
@@ -278,7 +279,7 @@ def predicted_and_measured(
     """Yield, for seeded FFN neurons of a layer, the change of logits by one unit that the lens and the direct
     projection predict (2, V), and the measured one in each text (T, V). All are centered over the vocabulary."""
     generator = torch.Generator().manual_seed(layer)
-    indices = torch.randperm(model.width("ffn"), generator=generator)[:OTHERS].tolist()
+    indices = torch.randperm(model.width("ffn"), generator=generator)[:RELIABILITY_SAMPLES].tolist()
     plain = _logits_with(model, contexts, layer, torch.zeros(len(jacobian)))
     for neuron in (Neuron(layer, "ffn", index) for index in indices):
         w_out = w_out_row(model, neuron)
