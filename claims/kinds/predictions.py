@@ -25,7 +25,7 @@ from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.stage_parts import WHOLE_PARTS, WholeParts
+from icebear.concepts.stages.stage_parts import WHOLE_KINDS, WholeKinds
 from icebear.concepts.stages.stage_records import RandomSwap, Swap, WholePart
 from icebear.concepts.stages.stages import Stages, patched_pair, set_shares, swap_changes
 from icebear.concepts.stages.task_records import TaskRecord
@@ -524,9 +524,9 @@ def part_names(parts: Sequence[WholePart]) -> tuple[str, ...]:
     return tuple(f"{part.kind}:{part.where}" for part in parts)
 
 
-def _named(parts: Sequence[str]) -> WholeParts:
+def _named(parts: Sequence[str]) -> WholeKinds:
     """Return whole parts by their names. Raises `InputError`."""
-    named = {":".join(part): part for part in WHOLE_PARTS}
+    named = {":".join(part): part for part in WHOLE_KINDS}
     if unknown := set(parts) - set(named):
         raise InputError(f"{', '.join(sorted(unknown))} are no whole parts; take {', '.join(sorted(named))}.")
     return frozenset(named[part] for part in parts)

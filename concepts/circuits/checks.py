@@ -48,7 +48,9 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
     total = len(connected)
     rows = zip(chosen, zip(*[iter(measured)] * (1 + 2 * RANDOM_EDGE_SETS), strict=True), strict=True)
     return [
-        EdgeFaithfulness(len(edges), total, share, fmean(drawn[:RANDOM_EDGE_SETS]), all_edges, fmean(drawn[RANDOM_EDGE_SETS:]))
+        EdgeFaithfulness(
+            len(edges), total, share, fmean(drawn[:RANDOM_EDGE_SETS]), all_edges, fmean(drawn[RANDOM_EDGE_SETS:])
+        )
         for edges, (share, *drawn) in rows
     ]
 

@@ -25,7 +25,7 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.request import rows_of
 from icebear.concepts.stages import task_sentences
 from icebear.concepts.stages.patched_pair import PatchedPair
-from icebear.concepts.stages.stage_measurements import Measured, SearchedSet
+from icebear.concepts.stages.stage_measurements import SearchedSet, StageMeasurement
 from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stages import stage_sites, why_no_stages
 from icebear.concepts.stages.task_records import TaskPair, TaskRecord, parts_of
@@ -193,11 +193,11 @@ def _search(model: Model, case: Case) -> _Searched:
     prompts = (prompt_json(request.prompt), prompt_json(request.counterfactuals[0]))
     objective = relevance.counterfactual.pairs[0]
     patched = PatchedPair(model, objective)
-    measured, (number, compared) = Measured(model, [patched]), patched.ends
-    pair = TaskPair(*prompts, relevance.target, relevance.contrast, difference=number - compared)
+    measured, (number_x, number_c) = StageMeasurement(model, [patched]), patched.ends
+    pair = TaskPair(*prompts, relevance.target, relevance.contrast, difference=number_x - number_c)
     if measured.kind in UNEQUAL:
         return _Searched(replace(pair, left_out=UNEQUAL[measured.kind]))
-    if abs(number - compared) < SMALL:
+    if abs(number_x - number_c) < SMALL:
         return _Searched(replace(pair, left_out=f"the difference is less than {SMALL:g} logit"))
     if relevance.predictions[0].id != relevance.target.id:
         return _Searched(replace(pair, left_out="the target is not the likeliest token"))
@@ -205,7 +205,7 @@ def _search(model: Model, case: Case) -> _Searched:
     if not chosen.heads:
         return _Searched(replace(pair, left_out="no head of the last token has a positive relevance"))
     heads, neurons = (tuple(node.neuron for node in nodes) for nodes in (chosen.heads, chosen.neurons))
-    parts = tuple(f"{part}:{where}" for part, where in sorted(chosen.earlier))
+    parts = tuple(f"{part}:{where}" for part, where in sorted(chosen.whole_kinds))
     pair = replace(pair, reached=chosen.reached, heads=heads, neurons=neurons, whole_parts=parts)
     return _Searched(pair, objective, chosen)
 
@@ -214,8 +214,8 @@ def halves(pairs: Sequence[TaskPair], seed: int) -> tuple[list[int], list[int]]:
     """Return the numbers of the pairs that choose the shared set, and of those that measure it. Raises `InputError` if
     too few count."""
     prompts = [frozenset((repr(pair.prompt), repr(pair.counterfactual))) for pair in pairs]
-    compared = [number for number, pair in enumerate(pairs) if not pair.left_out]
-    distinct = sorted({prompts[number] for number in compared}, key=sorted)
+    counted = [number for number, pair in enumerate(pairs) if not pair.left_out]
+    distinct = sorted({prompts[number] for number in counted}, key=sorted)
     if len(distinct) < LEAST_PAIRS:
         reasons = Counter(pair.left_out for pair in pairs if pair.left_out).most_common(1)
         why = f"; left out: {reasons[0][1]} pairs ({reasons[0][0]})" if reasons else ""
@@ -225,8 +225,8 @@ def halves(pairs: Sequence[TaskPair], seed: int) -> tuple[list[int], list[int]]:
         )
     random.Random(seed).shuffle(distinct)
     first_half = set(distinct[: len(distinct) // 2])
-    choosing = [number for number in compared if prompts[number] in first_half]
-    return choosing, [number for number in compared if prompts[number] not in first_half]
+    choosing = [number for number in counted if prompts[number] in first_half]
+    return choosing, [number for number in counted if prompts[number] not in first_half]
 
 
 def shared_set(sets: Sequence[SearchedSet]) -> list[Neuron]:
@@ -247,6 +247,6 @@ def _measured(model: Model, searched: _Searched, shared: Sequence[Neuron], seed:
     """Measure the shared set on a pair."""
     assert searched.objective is not None
     assert searched.chosen is not None
-    measured = Measured(model, [PatchedPair(model, searched.objective)])
-    share, without, drawn = measured.set_shares(shared, searched.chosen.earlier, seed)
+    measured = StageMeasurement(model, [PatchedPair(model, searched.objective)])
+    share, without, drawn = measured.set_shares(shared, searched.chosen.whole_kinds, seed)
     return replace(searched.pair, share=share, without=without, random=drawn)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from icebear.concepts.stages.stage_records import OVERSHOOT, SMALL
+from icebear.concepts.stages.stage_records import ENOUGH, OVERSHOOT, SMALL
 from icebear.lines import Line
 from icebear.models.loading.presets import model_option
 from icebear.render import characters, quoted
@@ -401,7 +401,8 @@ def warnings(stages: StageRecord) -> list[str]:
     lines = []
     if not stages.reached:
         nearest = "overshoots" if stages.alone > OVERSHOOT else "falls short"
-        lines.append(f"Not explained: no set that was tried gives 80 to 125%; the nearest is shown, and it {nearest}.")
+        wanted = f"{100 * ENOUGH:g} to {percent(OVERSHOOT)}"
+        lines.append(f"Not explained: no set that was tried gives {wanted}; the nearest is shown, and it {nearest}.")
     if _is_spread(stages):
         lines.append(f"No small set carries this answer: it takes {set_text(stages)}.")
     for left in stages.left_out:
