@@ -16,7 +16,7 @@ from icebear.concepts.answers.comparisons import GOOD_SCORE, LOST, one_word
 from icebear.concepts.answers.content_words import first_content_word, is_content, words_of
 from icebear.concepts.answers.likely_words import APPENDED, LIKELY_SHARE, Reader, likely_words
 from icebear.concepts.answers.what_if import SHOWN_EACH, SHOWN_WORDS, is_message, look, look_unasked
-from icebear.concepts.attribution.request import row_of_answer
+from icebear.concepts.attribution.request import answer_request
 from icebear.errors import InputError
 from icebear.explanation.sentences import answer_sentence
 from icebear.models.text.answer import read_span
@@ -369,8 +369,8 @@ def test_the_command_of_a_chat_compares_what_was_measured(smol, chats):
             assert options["--counterfactual"] == row.text
             contrast = options.get("--contrast")
             typed = {"span": options["--span"], "contrast": contrast, "counterfactual": CHATS[name].asking(row.text)}
-            read = row_of_answer(smol, result.answer, *typed.values())
-            assert read == row_of_answer(smol, result.answer, *map(result.arguments(row).get, typed))
+            read = answer_request(smol, result.answer, *typed.values())
+            assert read == answer_request(smol, result.answer, *map(result.arguments(row).get, typed))
             assert read.contrast == row.contrast
     options = shlex.split(chats["system"].command(chats["system"].exchanges[0]))
     assert options[options.index("--system") + 1] == "Answer about Rome."

@@ -11,7 +11,7 @@ from typing import Any
 
 from icebear.concepts.answers.units import Unit, units_of
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.request import ObjectiveName, row_of_answer
+from icebear.concepts.attribution.request import ObjectiveName, answer_request
 from icebear.concepts.methods.attnlrp import CP_LRP
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.inputs import Inputs
@@ -124,7 +124,7 @@ def source_breakdown(
         complete, without = nodes_of(model, compared).extremes
         drop = (complete - without) / complete
     target = relevance.sums.target
-    past = _past_ffn(model, row_of_answer(model, answer, (start, stop), contrast, None), relevance, checkpoint)
+    past = _past_ffn(model, answer_request(model, answer, (start, stop), contrast, None), relevance, checkpoint)
     through = (relevance.sums.tokens - past) / target if target else 0.0
     text = "".join(answer.token_strings[start:stop])
     return SourceBreakdown(text, target, _parts(relevance), relevance.sums.biases, through, drop, relevance)

@@ -82,7 +82,7 @@ def ids_left(model: Model, prompt: Chat | str) -> list[int] | None:
         return None
 
 
-def request_of_sources(
+def sources_request(
     model: Model, answer: Answer | Chat, units: str, span: Span | None, with_question: bool = False
 ) -> SourcesRequest:
     """Find the sources in what was read before an answer. with_question: what the user asked is a source too.

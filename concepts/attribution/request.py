@@ -18,7 +18,7 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.weights.changed_weights import ModelPair
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import Phrase, Token, likelier_form, per_prompt, phrase_ids, read_once, request_of
+from icebear.models.objective import Phrase, Token, likelier_form, per_prompt, phrase_ids, prompt_request, read_once
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.counterfactual_images import about, counterfactual_image
 from icebear.models.text.images import encode_pixels
@@ -184,7 +184,8 @@ class AttributionRequest:
     """The checked arguments of `attribute`."""
 
     model: Model
-    prompts: tuple[PromptRequest, ...]
+    requests: tuple[PromptRequest, ...]
+    """What is explained of each prompt."""
     method: Method | None
     """None: the default with a counterfactual, which depends on the lengths of both prompts."""
     sites: tuple[str, ...]
@@ -200,14 +201,14 @@ class AttributionRequest:
     def of(
         cls,
         model: Model,
-        prompts: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         method: Method | str | None,
         sites: Sequence[str] | None,
         base_model: Model | None,
         options: AttributeOptions,
     ) -> AttributionRequest:
         """Check the arguments. Raises `InputError`."""
-        compares = base_model is not None or any(row.counterfactuals for row in prompts)
+        compares = base_model is not None or any(row.counterfactuals for row in requests)
         resolved = _method(method, compares)
         if base_model is not None and resolved not in (None, DIFFERENCE):
             raise InputError(f"Two models are compared by difference rules, not by {resolved!r}; leave out method.")
@@ -219,7 +220,7 @@ class AttributionRequest:
                 "A comparison with a base model explains logits, not log-odds; leave out number='log-odds'."
             )
         number = number or ("logit" if base_model else None)
-        rows = tuple(_with_objective(row, number) for row in prompts)
+        rows = tuple(_with_objective(row, number) for row in requests)
         models = ModelPair(model, base_model) if base_model is not None else None
         most = check_int(options.get("k", 100), "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
@@ -286,7 +287,7 @@ def _with_objective(row: PromptRequest, number: ObjectiveName | None) -> PromptR
     return replace(row, kind="centered-logit" if equal else "mean-centered-logit")
 
 
-def rows_of(
+def prompt_requests(
     model: Model,
     prompt: Any,
     target: Any,
@@ -306,10 +307,10 @@ def rows_of(
         note_ending(model, prompts[0])
         note_special(model, prompts[0])
     rows = zip(prompts, target, contrast, phrases, prefix, position, map(tuple, others), strict=True)
-    return [_row(model, *row) for row in rows], is_single
+    return [_request(model, *row) for row in rows], is_single
 
 
-def _row(
+def _request(
     model: Model,
     prompt: Prompt,
     target: Token | None,
@@ -325,7 +326,7 @@ def _row(
         prompt, target, contrast, others = at_first_difference(model, prompt, target, contrast, list(compared) or None)
         compared = tuple(others or ())
     against = contrast if phrase is None else None
-    row = request_of(model, prompt, target, against, phrase, prefix, position)
+    row = prompt_request(model, prompt, target, against, phrase, prefix, position)
     row = replace(row, counterfactuals=tuple(read_once(model, other) for other in compared))
     if row.is_phrase and row.answer and row.prompt.ids and model.task.is_causal:
         _check_rotations(model, len(row.prompt.ids), row.answer, len(row.answer))
@@ -387,7 +388,7 @@ def _check_rotations(model: Model, begins: int, ids: Sequence[int], stop: int) -
         )
 
 
-def row_of_answer(
+def answer_request(
     model: Model, answer: Answer, span: Span | None, contrast: Token | Phrase | None, counterfactual: Any
 ) -> PromptRequest:
     """Return the request for a span of an answer, after all tokens before it. Raises `InputError`."""

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from icebear.concepts.answers.cases import Case, case_of
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.request import rows_of
+from icebear.concepts.attribution.request import prompt_requests
 from icebear.concepts.stages import task_sentences
 from icebear.concepts.stages.patched_pair import PatchedPair
 from icebear.concepts.stages.stage_measurements import SearchedSet, StageMeasurement
@@ -163,7 +163,7 @@ def _check_pairs(model: Model, cases: Sequence[Case]) -> None:
         raise InputError(f"{model.name} has no attention heads, or scans beside them, so its answers have no stages.")
     for number, case in enumerate(cases, 1):
         try:
-            rows_of(model, case.prompt, case.target, case.contrast, None, case.counterfactual, None, None)
+            prompt_requests(model, case.prompt, case.target, case.contrast, None, case.counterfactual, None, None)
         except InputError as error:
             raise InputError(f"Pair {number}, {shown(case.prompt)}, cannot be explained. {error}") from None
 

@@ -21,7 +21,7 @@ from icebear.concepts.stages.stage_records import StageRecord, StageShares
 from icebear.concepts.stages.stage_sentences import question, stage_lines
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import Objective, Token, joint_objective, likelier_form, request_of
+from icebear.models.objective import Objective, Token, joint_objective, likelier_form, prompt_request
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts
 from icebear.paths import write_file
 from icebear.records import Neuron
@@ -123,7 +123,7 @@ def patched_pair(
     model: Model, prompt: PromptLike, counterfactual: PromptLike, target: Token | None, contrast: Token | None
 ) -> PatchedPair:
     """Return two prompts whose parts can be exchanged. Raises `InputError`."""
-    row = request_of(model, Prompt.of(prompt), target, contrast)
+    row = prompt_request(model, Prompt.of(prompt), target, contrast)
     return PatchedPair(model, joint_objective(model, [row, replace(row, prompt=Prompt.of(counterfactual))]))
 
 
