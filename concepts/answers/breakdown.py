@@ -120,8 +120,8 @@ def source_breakdown(
     drop = None
     if counterfactual is not None:
         explained, other = answer.ids[start:stop], Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
-        compared = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))
-        complete, without = nodes_of(model, compared).extremes
+        paired = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))
+        complete, without = nodes_of(model, paired).extremes
         drop = (complete - without) / complete
     target = relevance.sums.target
     past = _past_ffn(model, answer_request(model, answer, (start, stop), contrast, None), relevance, checkpoint)

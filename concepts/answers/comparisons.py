@@ -70,7 +70,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ExchangeContext:
     """Both prompts, before the explained word."""
 
     embeddings: Embeddings
@@ -82,9 +82,9 @@ class Compared:
     """(V,) after the exchange."""
 
 
-def comparison_score(model: Model, candidate: Candidate, row: Exchange, compared: Compared) -> float:
+def comparison_score(model: Model, candidate: Candidate, row: Exchange, context: ExchangeContext) -> float:
     """Return the score of an exchange; minus infinity if it is no comparison."""
-    answer, explained, ids = row.likely, compared.explained, compared.ids
+    answer, explained, ids = row.likely, context.explained, context.ids
     is_last = candidate.end == len(ids) and not explained.after
     has_answer = not answer.after and answer.token != explained.token and not is_last
     is_plain = row.length == 1 or row.word.isdecimal() or row.word[:1].isupper()  # parts of words have other neighbors
@@ -97,7 +97,7 @@ def comparison_score(model: Model, candidate: Candidate, row: Exchange, compared
     if not _reads_well(model, ids, candidate):
         return -inf
     answers = explained.token, answer.token
-    return pair_score(candidate, compared.embeddings, answers, compared.logits, compared.logits_after)
+    return pair_score(candidate, context.embeddings, answers, context.logits, context.logits_after)
 
 
 def margin_of(answers: tuple[int, int], logits: Tensor, logits_after: Tensor) -> float:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.answers.comparisons import GOOD_SCORE, WRITTEN, Compared, Exchange, comparison_score
+from icebear.concepts.answers.comparisons import GOOD_SCORE, WRITTEN, Exchange, ExchangeContext, comparison_score
 from icebear.concepts.answers.content_words import is_content, words_of
 from icebear.concepts.answers.exchanges import (
     PER_WORD,
@@ -177,10 +177,10 @@ class WhatIf(InNotebooks):
     def command(self, exchange: Exchange) -> str:
         """Return the command that explains the prompt beside one exchange."""
         if self.chat:
-            compared = [*_chat_words(self.chat, self.file), "--counterfactual", exchange.text]
+            prompts = [*_chat_words(self.chat, self.file), "--counterfactual", exchange.text]
         else:
-            compared = [self.read(str(self.prompt)), "--counterfactual", self.read(exchange.text)]
-        words = ["icebear", "explain", *compared, *self._named_word()]
+            prompts = [self.read(str(self.prompt)), "--counterfactual", self.read(exchange.text)]
+        words = ["icebear", "explain", *prompts, *self._named_word()]
         words += [] if exchange.contrast is None else ["--contrast", exchange.contrast_text]
         return shlex.join([*words, *model_option(self.made_with)])
 
@@ -446,14 +446,14 @@ def _measured(
     answers = likely_words(reader, rows, logits_after)
     before = reader.next_logits([[*ids, *after]])[0] if after else logits
     return [
-        _exchange(changeable, *row, Compared(embeddings, ids, explained, before, values))
+        _exchange(changeable, *row, ExchangeContext(embeddings, ids, explained, before, values))
         for row, values in zip(zip(candidates, answers, strict=True), logits_after, strict=True)
     ]
 
 
-def _exchange(changeable: _Changeable, candidate: Candidate, answer: LikelyWord, compared: Compared) -> Exchange:
-    model, ids, start, end = changeable.model, compared.ids, candidate.start, candidate.end
-    before, after = (log_odds(x, compared.explained.token) for x in (compared.logits, compared.logits_after))
+def _exchange(changeable: _Changeable, candidate: Candidate, answer: LikelyWord, context: ExchangeContext) -> Exchange:
+    model, ids, start, end = changeable.model, context.ids, candidate.start, candidate.end
+    before, after = (log_odds(x, context.explained.token) for x in (context.logits, context.logits_after))
     word, instead = ("".join(model.pieces(tokens)).strip() for tokens in (ids[start:end], candidate.tokens))
     row = Exchange(
         word,
@@ -466,22 +466,22 @@ def _exchange(changeable: _Changeable, candidate: Candidate, answer: LikelyWord,
         after - before,
         changeable.text(candidate),
         answer,
-        *_contrast(model, answer, compared),
+        *_contrast(model, answer, context),
         -inf,
     )
-    return replace(row, score=comparison_score(model, candidate, row, compared))
+    return replace(row, score=comparison_score(model, candidate, row, context))
 
 
-def _contrast(model: Model, answer: LikelyWord, compared: Compared) -> tuple[int | None, str]:
+def _contrast(model: Model, answer: LikelyWord, context: ExchangeContext) -> tuple[int | None, str]:
     """Return the token that the explained word is compared with, and its text. Where the explained word is the
     likeliest one after the exchange too, it is the likely token that gains most."""
-    explained = compared.explained.token
+    explained = context.explained.token
     if not answer.after and answer.token != explained:
         return answer.token, answer.token_text
-    if int(compared.logits_after.argmax()) != explained:
+    if int(context.logits_after.argmax()) != explained:
         return None, ""
-    likely = [token.id for token in model.top_tokens(compared.logits_after, LIKELY_CONTRASTS) if token.id != explained]
-    gains = compared.logits_after.softmax(-1) - compared.logits.softmax(-1)
+    likely = [token.id for token in model.top_tokens(context.logits_after, LIKELY_CONTRASTS) if token.id != explained]
+    gains = context.logits_after.softmax(-1) - context.logits.softmax(-1)
     gaining = max([token for token in likely if model.reads_back(token)] or likely, key=lambda x: gains[x].item())
     return gaining, model.answer_text(gaining)
 

@@ -65,9 +65,9 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
     relevance = _relevance(model, method, mean, pairs[0].recorded, own_answers, note, about)
     if request.base_model is not None:
         assert relevance.counterfactual is not None
-        compared = replace(relevance.counterfactual, model=request.base_model.name)
+        counterfactual = replace(relevance.counterfactual, model=request.base_model.name)
         run = Run(model, mean.first_result.objective.rows([0]), request.models)
-        relevance = Diff.from_relevance(replace(relevance, counterfactual=compared, run=run), mean.changes)
+        relevance = Diff.from_relevance(replace(relevance, counterfactual=counterfactual, run=run), mean.changes)
     return relevance if keeps_largest else request.reduced(relevance)
 
 

@@ -250,7 +250,7 @@ def _method(method: Method | str | None, compares: bool) -> Method | None:
         return None if compares else ATTNLRP
     method = method if isinstance(method, Method) else method_of(method)
     if compares:
-        return method.compared()
+        return method.for_comparison()
     if method.needs_counterfactual:
         raise InputError(f"The method {method!r} needs a counterfactual; give one, or choose another method.")
     return method
@@ -318,16 +318,17 @@ def _request(
     phrase: Phrase | None,
     prefix: str | None,
     position: int | None,
-    compared: tuple[Prompt, ...],
+    counterfactuals: tuple[Prompt, ...],
 ) -> PromptRequest:
     """Return the request of one prompt; of answers of several tokens, for the first one in which they differ."""
     target, contrast, phrase = (likelier_form(model, prompt, answer, position) for answer in (target, contrast, phrase))
     if phrase is None and position is None:
-        prompt, target, contrast, others = at_first_difference(model, prompt, target, contrast, list(compared) or None)
-        compared = tuple(others or ())
+        others = list(counterfactuals) or None
+        prompt, target, contrast, others = at_first_difference(model, prompt, target, contrast, others)
+        counterfactuals = tuple(others or ())
     against = contrast if phrase is None else None
     row = prompt_request(model, prompt, target, against, phrase, prefix, position)
-    row = replace(row, counterfactuals=tuple(read_once(model, other) for other in compared))
+    row = replace(row, counterfactuals=tuple(read_once(model, other) for other in counterfactuals))
     if row.is_phrase and row.answer and row.prompt.ids and model.task.is_causal:
         _check_rotations(model, len(row.prompt.ids), row.answer, len(row.answer))
     if phrase is None or contrast is None:

@@ -104,8 +104,8 @@ def circuit(
         check_int(edges, "The number of edges")
     heads = heads and "attn" in model.sites
     sites = tuple(map(neuron_site, choosing.node_sites(model, heads)))
-    compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
-    relevance = attribute(model, prompt, target, contrast, **compared)
+    arguments: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
+    relevance = attribute(model, prompt, target, contrast, **arguments)
     check_comparable(relevance)
     scores = choosing.scored(model, relevance, heads)
     known = stages_set(model, relevance) if heads and nodes is None else None

@@ -213,13 +213,13 @@ def check_text(graph: Wiring) -> str:
 
 def control_text(edges: Sequence[Edge]) -> str:
     """Return how many edges have a measured effect that is no larger than those of random sources."""
-    compared = [edge for edge in edges if edge.random_effect is not None]
-    if not compared:
+    controlled = [edge for edge in edges if edge.random_effect is not None]
+    if not controlled:
         return "No edge has a control: fewer than ten random sources affect its target." if edges else ""
-    alike = sum(edge.is_like_random for edge in compared)
-    left = f"; {len(edges) - len(compared)} have no control" if len(edges) > len(compared) else ""
+    alike = sum(edge.is_like_random for edge in controlled)
+    left = f"; {len(edges) - len(controlled)} have no control" if len(edges) > len(controlled) else ""
     verb = "is" if alike == 1 else "are"
-    return f"Measured alone, {alike} of {len(compared)} edges {verb} no larger than random ones{left}."
+    return f"Measured alone, {alike} of {len(controlled)} edges {verb} no larger than random ones{left}."
 
 
 def edges_text(check: EdgeFaithfulness, are_shown: bool) -> str:

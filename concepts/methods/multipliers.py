@@ -89,10 +89,10 @@ def _between(
     inputs = Inputs(lambda stack, x: between[stack])
     columns = [[many.batch.columns(0)[position] for position in pair.recorded]] * len(points)
 
-    def compared(site: str, layer: int, x: Tensor) -> Tensor:
+    def difference_of(site: str, layer: int, x: Tensor) -> Tensor:
         return difference[site][layer].to(x).expand_as(x)
 
-    neurons = AllNeurons(model, many.batch, difference, columns, compared=compared)
+    neurons = AllNeurons(model, many.batch, difference, columns, difference_of=difference_of)
     forward_backward(model, Logits(many), [inputs, neurons], rules, strict=pair.strict, checkpoint=pair.checkpoint)
     tokens = [product(x - y, g.mean(0)) for (x, y), g in zip(reads, inputs.gradients, strict=True)]
     return tokens, {site: x.mean(0).cpu() for site, x in neurons.relevance.items()}

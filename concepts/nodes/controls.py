@@ -55,8 +55,8 @@ def nodes_of(model: Model, relevance: Relevance, *sites: str) -> Nodes:
         return Nodes(model, objective, sites, activation, {site: _means(model, relevance, site) for site in sites})
     contrast = relevance.contrast.id if relevance.contrast else None
     counterfactual = {site: relevance.neurons.counterfactual[neuron_site(site)] for site in sites}
-    compared = _counterfactual_number(model, relevance.counterfactual, contrast)
-    return Nodes(model, replace(objective, contrasts=(contrast,)), sites, activation, counterfactual, compared)
+    number_c = _counterfactual_number(model, relevance.counterfactual, contrast)
+    return Nodes(model, replace(objective, contrasts=(contrast,)), sites, activation, counterfactual, number_c)
 
 
 def _means(model: Model, relevance: Relevance, site: str) -> Tensor:
@@ -208,8 +208,8 @@ def recovered_shares(
 
     ends: `Nodes.ends`, if known. recomputed: nodes that are recomputed beside those of each mask.
     """
-    complete, compared = ends or nodes.ends
+    number_x, number_c = ends or nodes.ends
     beside = choices if recomputed is None else [choice | recomputed for choice in choices]
     numbers = nodes.numbers([*beside, *(~choice for choice in choices)])
-    values = [(number - compared) / (complete - compared) for number in numbers]
+    values = [(number - number_c) / (number_x - number_c) for number in numbers]
     return values[: len(choices)], values[len(choices) :]

@@ -171,15 +171,15 @@ class AllNeurons(Values):
         batch: Batch,
         sites: Iterable[str],
         positions: Sequence[Sequence[int]] | None = None,
-        compared: Callable[[str, int, Tensor], Tensor] | None = None,
+        difference_of: Callable[[str, int, Tensor], Tensor] | None = None,
     ) -> None:
-        """compared: takes a site, a layer and their activations (B, P, N), and returns their difference to the
+        """difference_of: takes a site, a layer and their activations (B, P, N), and returns their difference to the
         counterfactual ones, which is recorded in their place; relevance is then difference x gradient."""
         super().__init__(model, batch, sites, positions, relevance_rows=len(batch.ids))
-        self.compared = compared
+        self.difference_of = difference_of
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
-        super().begin(site, layer, self.compared(site, layer, activation) if self.compared else activation)
+        super().begin(site, layer, self.difference_of(site, layer, activation) if self.difference_of else activation)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         recorded, out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
