@@ -30,10 +30,10 @@ def patch_controls(model: Model, relevance: Relevance) -> tuple[RandomControl, .
     edges, which keeps its shapes. Without exactly one other image there are no controls. Raises `InputError`.
     """
     model.check_made(relevance.made_with["model"], "The relevance")
-    compared = relevance.counterfactual
-    if relevance.image is None or compared is None or len(compared.pairs) != 1 or relevance.target is None:
+    counterfactual = relevance.counterfactual
+    if relevance.image is None or counterfactual is None or len(counterfactual.pairs) != 1 or relevance.target is None:
         return ()
-    image, other = compared.pairs[0].batch.pixels  # type: ignore[misc]
+    image, other = counterfactual.pairs[0].batch.pixels  # type: ignore[misc]
     chosen, drawn, shifted = _choices(relevance.image.patches, grid(model, image))
     number, controls = objective_text(relevance.target, relevance.contrast), []
     for what, base, source in (("deleted", image, other), ("inserted", other, image)):
