@@ -20,7 +20,7 @@ from icebear.concepts.nodes.random_controls import effects_on_answer, random_eff
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
-from icebear.concepts.results.effects import Patched
+from icebear.concepts.results.effects import NodeEffects
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_picture import stage_fragment
@@ -89,7 +89,7 @@ class Explanation(ExplainedPrediction):
             ranking = replace(ranking, position="all" if everywhere else "last")
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites and with_nodes else []
         measured = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
-        patched = Patched(model, relevance) if measured else None
+        patched = NodeEffects(model, relevance) if measured else None
         each = patched.measure(measured) if patched else None
         words = {row: each.words(number) for number, row in enumerate(measured)} if each else {}
         answer = effects_on_answer(each, relevance) if each else []

@@ -22,7 +22,7 @@ from icebear.concepts.circuits.stages_set import named_parts
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.nodes.controls import Ablation, ablate, nodes_of
 from icebear.concepts.passes.sites import neuron_site
-from icebear.concepts.results.effects import Patched
+from icebear.concepts.results.effects import NodeEffects
 from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_parts import WHOLE_KINDS, WholeKinds
@@ -425,11 +425,11 @@ class EffectClaim(Explained):
             raise InputError("A claim of an effect needs tokens that are raised or lowered; give some.")
         relevance = self.relevance(model, self.node.neuron.site)
         check_node(model, relevance, self.node)
-        patched = Patched(model, relevance)
-        likely = patched.token_ids
+        node_effects = NodeEffects(model, relevance)
+        likely = node_effects.token_ids
         neurons = [self.node.neuron, *others_of(model, self.node.neuron, seed)]
-        patched.token_ids = ids = list(dict.fromkeys([*likely, *raised, *lowered]))
-        matrix, *_ = patched.effects([[NodeId(neuron, self.node.position).ranked] for neuron in neurons])
+        node_effects.token_ids = ids = list(dict.fromkeys([*likely, *raised, *lowered]))
+        matrix, *_ = node_effects.effects([[NodeId(neuron, self.node.position).ranked] for neuron in neurons])
         matrix = matrix - matrix[:, : len(likely)].mean(1, keepdim=True)
         values = matrix.new_zeros(len(neurons))
         for words, sign in ((raised, 1), (lowered, -1)):

@@ -161,7 +161,7 @@ class Wiring(SavedResult, Tabled):
         return edges, None if self.hardly_differs[row] else outside.item()
 
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
-        """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.nodes.controls.Nodes`."""
+        """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.nodes.controls.nodes_of`."""
         width = self.model.ffn_width + self.model.heads * self.heads
         chosen = self.nodes if nodes is None else several(nodes)
         for node in chosen:

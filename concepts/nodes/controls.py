@@ -19,7 +19,7 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.patching import Nodes
+from icebear.concepts.passes.patching import PatchableNodes
 from icebear.concepts.passes.prompt import Counterfactual
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import neuron_site
@@ -37,7 +37,7 @@ RANDOM_HEAD_SETS = 20
 """Random sets of heads: single heads differ more than single neurons do."""
 
 
-def nodes_of(model: Model, relevance: Relevance, *sites: str) -> Nodes:
+def nodes_of(model: Model, relevance: Relevance, *sites: str) -> PatchableNodes:
     """Return the nodes of a relevance, by default of the site ``ffn``.
 
     Raises `InputError` if the relevance is of another model, or has not recorded all positions.
@@ -52,11 +52,13 @@ def nodes_of(model: Model, relevance: Relevance, *sites: str) -> Nodes:
     objective, sites = relevance.explained(), sites or ("ffn",)
     activation = {site: relevance.activation(neuron_site(site)) for site in sites}
     if relevance.counterfactual is None:
-        return Nodes(model, objective, sites, activation, {site: _means(model, relevance, site) for site in sites})
+        return PatchableNodes(
+            model, objective, sites, activation, {site: _means(model, relevance, site) for site in sites}
+        )
     contrast = relevance.contrast.id if relevance.contrast else None
     counterfactual = {site: relevance.neurons.counterfactual[neuron_site(site)] for site in sites}
     number_c = _counterfactual_number(model, relevance.counterfactual, contrast)
-    return Nodes(model, replace(objective, contrasts=(contrast,)), sites, activation, counterfactual, number_c)
+    return PatchableNodes(model, replace(objective, contrasts=(contrast,)), sites, activation, counterfactual, number_c)
 
 
 def _means(model: Model, relevance: Relevance, site: str) -> Tensor:
@@ -171,7 +173,9 @@ def ablation(
     return ablate(nodes, relevance.mask(ranked, site), torch.Generator().manual_seed(seed))
 
 
-def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator, recomputed: Tensor | None = None) -> Ablation:
+def ablate(
+    nodes: PatchableNodes, chosen: Tensor, generator: torch.Generator, recomputed: Tensor | None = None
+) -> Ablation:
     """Measure sufficiency and necessity of a mask (L, T, W) of nodes, with controls.
 
     recomputed: the nodes of whole parts, which are recomputed beside the chosen ones when sufficiency is measured.
@@ -199,14 +203,14 @@ def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator, recomputed:
 
 
 def recovered_shares(
-    nodes: Nodes,
+    nodes: PatchableNodes,
     choices: Sequence[Tensor],
     ends: tuple[float, float] | None = None,
     recomputed: Tensor | None = None,
 ) -> tuple[list[float], list[float]]:
     """Return F of each mask of nodes, and F of all other nodes.
 
-    ends: `Nodes.ends`, if known. recomputed: nodes that are recomputed beside those of each mask.
+    ends: `PatchableNodes.ends`, if known. recomputed: nodes that are recomputed beside those of each mask.
     """
     number_x, number_c = ends or nodes.ends
     beside = choices if recomputed is None else [choice | recomputed for choice in choices]

@@ -11,7 +11,7 @@ from math import comb
 import torch
 
 from icebear.concepts.methods.common import explained_numbers, measure_without
-from icebear.concepts.results.effects import Effects, Patched
+from icebear.concepts.results.effects import Effects, NodeEffects
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -35,7 +35,7 @@ def effects_on_answer(effects: Effects, relevance: Relevance) -> list[float | No
     return values.tolist()  # type: ignore[no-any-return]
 
 
-def random_effects(patched: Patched, rows: Sequence[Ranked]) -> list[float]:
+def random_effects(patched: NodeEffects, rows: Sequence[Ranked]) -> list[float]:
     """Return what `RANDOM_DRAWS` random nodes, each of the layer and token of a ranked one, do to the answer."""
     generator, taken = random.Random(0), {(row.neuron, row.position) for row in rows}
     drawn: list[Ranked] = []

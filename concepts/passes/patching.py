@@ -22,7 +22,7 @@ SETS_PER_PASS = 24
 
 
 @dataclass(frozen=True, eq=False)
-class Nodes:
+class PatchableNodes:
     """The nodes of some sites that can be patched: their activations (L, T, N) in the prompt and the counterfactual.
 
     A set of nodes is a mask (L, T, W) over the neurons of all sites side by side (for the site ``head``, the heads).
@@ -106,10 +106,10 @@ class Nodes:
             x = self.counterfactual[site].to(self.model.device, self.model.dtype)
             patches[neuron_site(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
 
-        def patched(site: str, layer: int, x: Tensor) -> Tensor:
-            mask, patch = patches[site]
-            return torch.where(mask[..., layer, :, :], x, patch[layer])
+        def patch(site: str, layer: int, x: Tensor) -> Tensor:
+            mask, values = patches[site]
+            return torch.where(mask[..., layer, :, :], x, values[layer])
 
         site_layers = [(name, layer) for name in patches for layer in self.model.layers_with(name)]
-        with self.model.lock, hooks(self.model, site_layers, patched):
+        with self.model.lock, hooks(self.model, site_layers, patch):
             yield

@@ -104,7 +104,7 @@ def likely_ids(logits: Tensor) -> list[int]:
     return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
 
 
-class Patched:
+class NodeEffects:
     """Passes over the prompt of a relevance in which nodes take their counterfactual values."""
 
     def __init__(self, model: Model, relevance: Any) -> None:
