@@ -45,9 +45,9 @@ class Need:
         return weights + self.in_pass <= memory_at_hand(device) and self.result <= memory_at_hand(torch.device("cpu"))
 
 
-Kind = tuple[str, Rules, int, Callable[[Model, Batch], Recorder | None]]
+Computation = tuple[str, Rules, int, Callable[[Model, Batch], Recorder | None]]
 """What is computed: its name, its rules, its rows, and its recorder of neurons."""
-COMPUTATIONS: tuple[Kind, ...] = (
+COMPUTATIONS: tuple[Computation, ...] = (
     ("all neurons", ATTNLRP, 1, lambda model, batch: AllNeurons(model, batch, _sites(model))),
     (
         'largest neurons (keep="top")',

@@ -273,7 +273,7 @@ def by_hand(monkeypatch, log_probability, text=SEVEN):
         self.relevance = -torch.arange(len(self.request.sources))[None].float()
 
     monkeypatch.setattr(Removals, "log_probabilities", passes)
-    monkeypatch.setattr(source_measurement.Measurement, "order", order)
+    monkeypatch.setattr(source_measurement.SourceMeasurement, "order", order)
     answer = model.answer(Chat([{"role": "user", "content": text}]), max_new_tokens=1)
     return sources(model, answer, span=(0, 1)).sentences[0]
 

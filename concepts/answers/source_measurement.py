@@ -155,7 +155,7 @@ def _spans(answer: Answer) -> list[tuple[int, int]]:
     return [(part.start, part.stop) for part in parts if part.text.strip()] + calls or [(0, len(answer.ids))]
 
 
-class Measurement:
+class SourceMeasurement:
     """The changes that are measured, in the order of the file's docstring."""
 
     def __init__(self, model: Model, request: SourcesRequest, seed: int) -> None:

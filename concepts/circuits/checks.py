@@ -30,7 +30,7 @@ CHANCE = 0.1
 """Edges are shown if they recover more than random ones by more than this share of what all edges recover."""
 
 
-Sources = list[list[int]]
+SourceNumbers = list[list[int]]
 """For each target the numbers of its sources, tokens first, then nodes."""
 
 
@@ -72,7 +72,7 @@ def enough_edges(graph: Wiring) -> tuple[int, EdgeFaithfulness]:
     return count if is_above else 0, check
 
 
-def _possible(graph: Wiring) -> Sources:
+def _possible(graph: Wiring) -> SourceNumbers:
     """Return all edges between tokens and nodes."""
     return [
         [number for number, source in enumerate(graph.shown) if below(source, target, graph.model.task.is_causal)]
@@ -87,11 +87,11 @@ def _connected(graph: Wiring) -> list[tuple[int, int]]:
 
 def _random_edges(
     graph: Wiring, connected: Sequence[tuple[int, int]], count: int, generator: torch.Generator
-) -> list[Sources]:
+) -> list[SourceNumbers]:
     """Draw `RANDOM_EDGE_SETS` times as many edges of the graph."""
-    draws: list[Sources] = []
+    draws: list[SourceNumbers] = []
     for _ in range(RANDOM_EDGE_SETS):
-        chosen: Sources = [[] for _ in graph.targets]
+        chosen: SourceNumbers = [[] for _ in graph.targets]
         for index in torch.randperm(len(connected), generator=generator)[:count].tolist():
             row, number = connected[index]
             chosen[row].append(number)
@@ -99,7 +99,7 @@ def _random_edges(
     return draws
 
 
-def sources_by_target(graph: Wiring, edges: Sequence[Edge]) -> Sources:
+def sources_by_target(graph: Wiring, edges: Sequence[Edge]) -> SourceNumbers:
     numbers = {source.id: number for number, source in enumerate(graph.shown)}
     sources: dict[str, list[int]] = {target.id: [] for target in graph.targets}
     for edge in edges:
@@ -107,7 +107,9 @@ def sources_by_target(graph: Wiring, edges: Sequence[Edge]) -> Sources:
     return list(sources.values())
 
 
-def _matched_edges(graph: Wiring, by_target: Sources, possible: Sources, generator: torch.Generator) -> Sources:
+def _matched_edges(
+    graph: Wiring, by_target: SourceNumbers, possible: SourceNumbers, generator: torch.Generator
+) -> SourceNumbers:
     """Draw as many edges into each target from each layer (tokens are one layer), see `EdgeFaithfulness`."""
     drawn, connected = [], (graph.contribution != 0).tolist()
     for row, (edges, candidates) in enumerate(zip(by_target, possible, strict=True)):
@@ -122,7 +124,7 @@ def _matched_edges(graph: Wiring, by_target: Sources, possible: Sources, generat
     return drawn
 
 
-def recovered(graph: Wiring, choices: Sequence[Sources]) -> list[float]:
+def recovered(graph: Wiring, choices: Sequence[SourceNumbers]) -> list[float]:
     """Return the share of the difference between both prompts that each of several choices of edges recovers."""
     relevance, count = graph.relevance, len(graph.tokens)
     fixed = FixedNeurons(graph.model, relevance, graph.token_nodes, graph.whole_parts)

@@ -198,11 +198,12 @@ def _edges(
     probes = [replace(probe, position=probe.position - start) for probe in choosing.probes(relevance, token_nodes)]
     sources = [(neuron, token - start) for neuron, token in token_nodes]
     difference = {site: choosing.change(relevance, site)[:, start:] for site in relevance.sites}
-    read = [x[0] - x[1] for x in inputs_of(model, pair)]
+    input_differences = [x[0] - x[1] for x in inputs_of(model, pair)]
     recomputed = {site: mask[start:] for site, mask in whole_tokens(parts, count).items()}
 
     def edges(method: Difference | None) -> Tensor:
-        entries = direct(model, pair, (*probes, None), sources, read, difference, on_targets, recomputed, method)
+        targets = (*probes, None)
+        entries = direct(model, pair, targets, sources, input_differences, difference, on_targets, recomputed, method)
         tokens, nodes, remainders = entries.split([count - start, len(token_nodes), model.layers * (count - start)], 1)
         rows = pad(remainders.unflatten(1, (model.layers, -1)), (start, 0)).flatten(1)
         return torch.cat((pad(tokens, (start, 0)), nodes, rows), 1)  # nothing comes from the common beginning

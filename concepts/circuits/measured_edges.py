@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from icebear.concepts.circuits.circuit_records import HeadOrNeuron, Node, Target, below
+from icebear.concepts.circuits.circuit_records import EdgeTarget, HeadOrNeuron, Node, below
 from icebear.concepts.circuits.fixed_neurons import FixedNeurons, FixedPass
 from icebear.concepts.circuits.nodes import node_values
 from icebear.concepts.passes.run import TokenNode
@@ -35,7 +35,7 @@ class EdgeMeasurement:
     """The interventions on tokens, nodes and random sources."""
 
     def __init__(
-        self, model: Model, relevance: Relevance, targets: Sequence[Target], whole_parts: Sequence[WholePart]
+        self, model: Model, relevance: Relevance, targets: Sequence[EdgeTarget], whole_parts: Sequence[WholePart]
     ) -> None:
         """targets: the nodes, and the answer."""
         nodes = [target for target in targets if isinstance(target, Node)]

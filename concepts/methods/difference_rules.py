@@ -89,8 +89,8 @@ class Difference(Method):
             tokens = [product(x[0] - x[1], g[0]) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
         else:
             tokens = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]
-        if causes is not None and not causes.pair.only_weights_differ:
-            _check_base(causes.pair.base, target.objective, numbers[1])
+        if causes is not None and not causes.models.only_weights_differ:
+            _check_base(causes.models.base, target.objective, numbers[1])
         relevance, activation, counterfactual = neurons.result()
         explained = [objective.all_positions.index(position) for position in objective.positions[0]]
         return PairResult(

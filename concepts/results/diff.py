@@ -12,7 +12,7 @@ from torch import Tensor
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.weights.changed_weights import ChangedWeights
-from icebear.concepts.weights.weight_parts import NEURONS, Kind
+from icebear.concepts.weights.weight_parts import NEURONS, WeightKind
 from icebear.errors import InputError, UnknownName
 from icebear.records import Neuron, Ranked
 from icebear.values import check_int, several
@@ -28,7 +28,7 @@ class Change:
     module: str
     """The path of the module, or the name of a whole parameter."""
     layer: int | None
-    kind: Kind
+    kind: WeightKind
     """``w_in``, ``gate``, ``w_out``, ``q``, ``k``, ``v``, ``o``, ``embedding``, ``unembedding``, ``router``, ``norm``,
     ``bias``, ``cross`` or ``other``."""
     index: int
@@ -85,7 +85,7 @@ class Diff(Relevance):
         """The sum of what the changed weights caused; `total`, if both models read the same prompt."""
         return self.sums.weights
 
-    def by_kind(self) -> dict[Kind, float]:
+    def by_kind(self) -> dict[WeightKind, float]:
         """Return what the weights of each kind caused."""
         return self._sums(lambda change: change.kind)
 
@@ -100,7 +100,10 @@ class Diff(Relevance):
         return dict(sorted(sums.items(), key=lambda entry: -abs(entry[1])))
 
     def top_changes(
-        self, k: int = 10, kind: Kind | Sequence[Kind] | None = None, layers: int | Iterable[int] | None = None
+        self,
+        k: int = 10,
+        kind: WeightKind | Sequence[WeightKind] | None = None,
+        layers: int | Iterable[int] | None = None,
     ) -> list[Change]:
         """Rank changes by the size of what they caused, largest first.
 
@@ -170,7 +173,7 @@ class Diff(Relevance):
         }
         return {**super().to_dict(k), "changes": causes}
 
-    def to_frame(self, k: int = 100, kind: Kind | None = None, **ranking: Any) -> pandas.DataFrame:
+    def to_frame(self, k: int = 100, kind: WeightKind | None = None, **ranking: Any) -> pandas.DataFrame:
         """Return the top k changes as a pandas table. Arguments are those of `top_changes`."""
         import pandas
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.prefix import Prefix, logits_at
 from icebear.concepts.passes.run import Logits, forward
-from icebear.concepts.passes.sites import Given, hooks
+from icebear.concepts.passes.sites import SkippedForward, hooks
 from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
@@ -439,7 +439,7 @@ class CachedPasses(Passes):
         with ExitStack() as undo:
             for module, count in zip(self.model.layer_modules[:layer], self.outputs, strict=False):
                 output = (stream, *[None] * (count - 1)) if count else stream
-                undo.enter_context(replaced(module, "forward", Given(output)))
+                undo.enter_context(replaced(module, "forward", SkippedForward(output)))
             yield
 
     def trace(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:

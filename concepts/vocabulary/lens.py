@@ -157,7 +157,7 @@ def mean_rows(model: Model, neurons: Sequence[Neuron]) -> Tensor:
     return torch.stack([rows[neuron] for neuron in neurons])
 
 
-Change = Callable[[SiteLayer, Tensor, Any], Tensor]
+OutputChange = Callable[[SiteLayer, Tensor, Any], Tensor]
 """Takes a site and layer, the output of its writing module, and the index of the tokens in it; returns a new output."""
 
 
@@ -174,7 +174,7 @@ class Contexts:
         self._at = torch.tensor([0] * len(cut) if self._prefix else self.positions)
         self._rows = torch.arange(len(cut))
 
-    def read(self, stack: int, site_layers: Sequence[SiteLayer], change: Change) -> Tensor:
+    def read(self, stack: int, site_layers: Sequence[SiteLayer], change: OutputChange) -> Tensor:
         """Return the output (B, D) of a stack's final norm at the tokens, with changed outputs of writing modules."""
         model, seen = self.model, []
         with model.lock, ExitStack() as undo:
@@ -197,7 +197,7 @@ class Contexts:
         output = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
         return output[self._rows, self._at]
 
-    def _changed(self, site_layer: SiteLayer, change: Change, module: Any, args: Any, output: Tensor) -> Tensor:
+    def _changed(self, site_layer: SiteLayer, change: OutputChange, module: Any, args: Any, output: Tensor) -> Tensor:
         return change(site_layer, output, self.index(output))
 
     def index(self, output: Tensor) -> tuple[Tensor, ...]:
