@@ -229,7 +229,7 @@ class WhatIf(InNotebooks):
         return frame.assign(command=commands)
 
 
-def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
+def exchange_words(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
     """Exchange the content words of a prompt.
 
     A chat is answered first, and the first content word of its answer is explained; so is that of an answer to a chat.
@@ -241,7 +241,11 @@ def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
             f"{model.name} is not a causal language model, and icebear exchanges words only for these; give a "
             "counterfactual yourself."
         )
-    source = _answered(model, prompt, next_token, ANSWER_TOKENS)
+    return _what_if(model, _answered(model, prompt, next_token, ANSWER_TOKENS), next_token)
+
+
+def _what_if(model: Model, source: str | Chat | Answer | list[int], next_token: bool) -> WhatIf:
+    """Exchange the words of what is explained, see `_answered`."""
     ids = list(source.prompt_ids) if isinstance(source, Answer) else list(model.encode([source]).row_ids(0))
     reader, embeddings = Reader(model, ids), Embeddings(model)
     logits = reader.logits()
@@ -272,13 +276,14 @@ def own_exchange(model: Model, exchanged: WhatIf, span: tuple[int, int], word: s
     return row
 
 
-def look_unasked(
+def exchange_words_if_short(
     model: Model, prompt: str | Chat, next_token: bool = False, max_new_tokens: int = ANSWER_TOKENS
 ) -> WhatIf | None:
-    """Exchange the content words of a text or a chat that is explained alone, unless it is long; None for a long text.
+    """Return the exchanges that `explain` makes by itself: of a text or a chat that is explained alone and is not long.
 
     A message to a chat model that is given as a text (`is_message`) is asked as a chat. Of a long chat, a word of the
-    answer is explained, without exchanges. max_new_tokens: the length of the answer.
+    answer is explained, without exchanges; for a long text there is nothing (None). max_new_tokens: the length of the
+    answer.
     """
     if not model.task.is_causal:
         return None
@@ -287,7 +292,7 @@ def look_unasked(
         prompt = Chat([{"role": "user", "content": prompt}])
     source = _answered(model, prompt, next_token, max_new_tokens)
     if not is_long:
-        return look(model, source, next_token)
+        return _what_if(model, source, next_token)
     if not isinstance(source, Answer):
         return None
     explained = word_of_answer(source)
@@ -337,7 +342,7 @@ def what_if(model: Model, prompt: PromptLike) -> pandas.DataFrame:
     InputError
         If the model does not predict the next token.
     """
-    return look(model, prompt).to_frame()
+    return exchange_words(model, prompt).to_frame()
 
 
 def _answered(

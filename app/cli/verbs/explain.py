@@ -169,14 +169,14 @@ def _is_alone(options: Options, model: icebear.Model) -> bool:
 
 def _what_if(options: Options, model: icebear.Model, prompt: str | Chat) -> WhatIf | None:
     """Exchange the words of a text or chat that is explained alone, unless it is long."""
-    from icebear.concepts.answers.what_if import look_unasked
+    from icebear.concepts.answers.what_if import exchange_words_if_short
 
     if not _is_alone(options, model):
         return None
     attribution = options.attribution
     with waiting("Exchanging words of the prompt"):
         next_token = _explains_next_token(options, model, prompt)
-        exchanged = look_unasked(model, prompt, next_token, attribution.max_new_tokens)
+        exchanged = exchange_words_if_short(model, prompt, next_token, attribution.max_new_tokens)
     file = attribution.prompt.messages
     return replace(exchanged, file=file) if exchanged and file else exchanged
 
