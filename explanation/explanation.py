@@ -230,7 +230,7 @@ def explain(
 
 
 def relevance_of(model: Model, site: str | None, **arguments: Any) -> Relevance:
-    """Return the relevance that explains the nodes of a site.
+    """Return the relevance by `attribute` that explains the nodes of a site, with the sites that stages need.
 
     arguments: those of `attribute`, with the counterfactual and the base model. Raises `InputError`.
     """

@@ -360,8 +360,9 @@ class AttributionOptions:
         return self.image
 
     def arguments(self, loading: ModelOptions, answer: int | None = None) -> tuple[icebear.Model, dict[str, Any]]:
-        """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first,
-        unless it is the n-th answer of a conversation."""
+        """Load the model, or both, and return it with the other arguments of `attribute`.
+
+        With a span the model answers the prompt first, unless it is the n-th answer of a conversation."""
         prompt = self._prompt()
         counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
         method = self.load_method()

@@ -40,7 +40,7 @@ class Removals:
 
     def __init__(self, model: Model, answer: Sequence[int]) -> None:
         self.model, self.answer = model, list(answer)
-        self.shares = _shares(model)
+        self.can_cut_cache = _can_cut_cache(model)
         self.seconds = 0.0
         """Spent in passes."""
         self.tokens_read = 0
@@ -55,7 +55,7 @@ class Removals:
 
     @torch.no_grad()
     def _pass(self, prompt: list[int]) -> Tensor:
-        if not self.shares or len(prompt) + len(self.answer) > self.model.scales_positions_from:
+        if not self.can_cut_cache or len(prompt) + len(self.answer) > self.model.scales_positions_from:
             self.tokens_read += len(prompt) + len(self.answer)
             logits = self.model.continuation_logits(prompt, self.answer)
             return logits.log_softmax(-1)[range(len(self.answer)), self.answer].cpu()
@@ -98,7 +98,7 @@ def _cut(cache: DynamicCache, length: int) -> None:
 
 
 @torch.no_grad()
-def _shares(model: Model) -> bool:
+def _can_cut_cache(model: Model) -> bool:
     """Return whether a cache that was cut gives the logits of a pass from the beginning."""
     count = model.config.vocab_size
     ids = [(7 * at + 3) % count for at in range(CHECKED)]

@@ -44,15 +44,13 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
         by_target = sources_by_target(graph, edges)
         choices += [by_target, *_random_edges(graph, connected, len(edges), generator)]
         choices += (_matched_edges(graph, by_target, possible, generator) for _ in range(RANDOM_EDGE_SETS))
-    all_edges, *measured = recovered(graph, choices)
-    total = len(connected)
-    rows = zip(chosen, zip(*[iter(measured)] * (1 + 2 * RANDOM_EDGE_SETS), strict=True), strict=True)
-    return [
-        EdgeFaithfulness(
-            len(edges), total, share, fmean(drawn[:RANDOM_EDGE_SETS]), all_edges, fmean(drawn[RANDOM_EDGE_SETS:])
-        )
-        for edges, (share, *drawn) in rows
-    ]
+    all_edges, *shares = recovered(graph, choices)
+    results, size = [], 1 + 2 * RANDOM_EDGE_SETS  # the edges, random ones, and random ones into the same targets
+    for number, edges in enumerate(chosen):
+        share, *drawn = shares[number * size : (number + 1) * size]
+        random, matched = fmean(drawn[:RANDOM_EDGE_SETS]), fmean(drawn[RANDOM_EDGE_SETS:])
+        results.append(EdgeFaithfulness(len(edges), len(connected), share, random, all_edges, matched))
+    return results
 
 
 def enough_edges(graph: Wiring) -> tuple[int, EdgeFaithfulness]:

@@ -124,7 +124,7 @@ def explain_task(
         rows[row] = _search(model, cases[row])
         advance(1)
     choosing, measuring = ([order[at] for at in half] for half in halves([rows[row].pair for row in order], seed))
-    chosen = shared_set([rows[row].chosen for row in choosing])  # type: ignore[misc]
+    chosen = choose_shared_set([rows[row].chosen for row in choosing])  # type: ignore[misc]
     parts = parts_of([rows[row].pair for row in order], chosen)
     shared = [part.neuron for part in parts if part.shared]  # in the order of the record: random sets depend on it
     measured = []
@@ -229,7 +229,7 @@ def halves(pairs: Sequence[TaskPair], seed: int) -> tuple[list[int], list[int]]:
     return choosing, [number for number in counted if prompts[number] not in first_half]
 
 
-def shared_set(sets: Sequence[SearchedSet]) -> list[Neuron]:
+def choose_shared_set(sets: Sequence[SearchedSet]) -> list[Neuron]:
     """Return the heads and the neurons that most sets have, as many of each as the median set (of two middle ones, the
     larger). Ties go to the larger sum of relevance."""
     shared: list[Neuron] = []

@@ -109,14 +109,14 @@ def explain(options: Options) -> None:
     prompt = arguments["prompt"]
     exchanged = _what_if(options, model, prompt)
     chosen = exchanged.comparisons[0] if exchanged and exchanged.comparisons and not options.no_counterfactual else None
-    answered, about = ({}, []) if options.next_token or options.claim else _about_answer(prompt, exchanged)
+    answer_fields, about = ({}, []) if options.next_token or options.claim else _about_answer(prompt, exchanged)
     about += [f"{chosen_sentence(chosen.text, WAYS)}\n"] if chosen else []
     arguments |= exchanged.arguments(chosen) if exchanged else {}
     explanation = replace(_explained(options, model, arguments), what_if=exchanged)
     relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
-    document = explanation.to_dict() | answered
+    document = explanation.to_dict() | answer_fields
     units = icebear.units(relevance, options.units) if options.units else []
     has_tables = not explanation.stages and (options.units or not explanation.random_effects)
     report = explanation_report if has_tables else explanation_screen
