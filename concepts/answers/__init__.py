@@ -1,1 +1,2 @@
-"""What an answer hangs on: words of the prompt that are exchanged, sources that are removed, parts of its relevance."""
+"""What an answer hangs on: words that are exchanged, sources that are removed, weights that are restored, and parts of
+its relevance."""

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
-from icebear.concepts.answers.cases import Case, case_of
 from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.cases import Case, case_of
 from icebear.concepts.attribution.request import prompt_requests
 from icebear.concepts.stages import task_sentences
 from icebear.concepts.stages.patched_pair import PatchedPair
@@ -154,7 +154,7 @@ def _cases_of(pairs: Sequence[Mapping[str, Any] | Case]) -> list[Case]:
         raise InputError(f"pairs must be a list of prompts with their counterfactuals, not {shown(pairs)}.")
     check_count(len(pairs), "The task")
     rows = (vars(pair) if isinstance(pair, Case) else pair for pair in pairs)
-    return [case_of(row, f"pair {number}", has_counterfactual=True) for number, row in enumerate(rows, 1)]
+    return [case_of(row, f"pair {number}", needs_counterfactual=True) for number, row in enumerate(rows, 1)]
 
 
 def _check_pairs(model: Model, cases: Sequence[Case]) -> None:

@@ -18,8 +18,8 @@ from icebear.models.text.chat import Chat
 from icebear.points import Naming
 
 if TYPE_CHECKING:
-    from icebear.concepts.answers.cases import Case
     from icebear.concepts.answers.what_if import WhatIf
+    from icebear.concepts.attribution.cases import Case
 
 OF_SOURCES = (
     "prompt chat system messages template_option sources units span answer max_new_tokens checkpoint html claim"
@@ -299,14 +299,14 @@ def _explain_task(file: str, options: Options) -> None:
 
 def _cases(file: str, options: Options) -> list[Case]:
     """Read the pairs of a file. Raises `UsageError` for more counterfactuals than one for all of them."""
-    from icebear.concepts.answers.cases import read_cases
+    from icebear.concepts.attribution.cases import read_cases
 
     attribution = options.attribution
     if attribution.prompt.prompt is not None or len(attribution.counterfactual) > 1:
         raise click.UsageError("--file replaces PROMPT; give at most one --counterfactual.")
     other = next(iter(attribution.counterfactual), None)
     values = {"target": attribution.target, "contrast": attribution.contrast, "counterfactual": other}
-    return read_cases(file, has_counterfactuals=True, **values)
+    return read_cases(file, needs_counterfactual=True, **values)
 
 
 def _checked(options: Options) -> AttributionOptions:
