@@ -27,7 +27,7 @@ from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_parts import WHOLE_KINDS, WholeKinds
 from icebear.concepts.stages.stage_records import RandomSwap, Swap, WholePart
-from icebear.concepts.stages.stages import Stages, patched_pair, set_shares, swap_changes
+from icebear.concepts.stages.stages import Stages, patched_prompts, set_shares, swap_changes
 from icebear.concepts.stages.task_records import TaskRecord
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -244,7 +244,7 @@ class StagesClaim(Explained):
         if not self.counterfactual:
             raise InputError("A claim of stages needs a counterfactual; give one.")
         named = _named(self.parts)
-        pair = patched_pair(model, self.prompt, self.counterfactual, self.target, self.contrast)
+        pair = patched_prompts(model, self.prompt, self.counterfactual, self.target, self.contrast)
         alone, _, random = set_shares(model, pair, self.nodes, named, seed)
         return Measured(alone, random)
 
@@ -274,7 +274,7 @@ class SwapClaim(Explained):
     def measured(self, model: Model, seed: int = 0) -> Measured:
         if not self.counterfactual:
             raise InputError("A claim of a swap needs a counterfactual; give one.")
-        pair = patched_pair(model, self.prompt, self.counterfactual, self.target, self.contrast)
+        pair = patched_prompts(model, self.prompt, self.counterfactual, self.target, self.contrast)
         fall, random = swap_changes(model, pair, self.head, seed)
         return Measured(fall, max(random, default=1.0))
 

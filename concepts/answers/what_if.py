@@ -255,7 +255,7 @@ def _what_if(model: Model, source: str | Chat | Answer | list[int], next_token: 
     assert question is not None
     changeable = _Changeable.of(model, question, ids)
     candidates = [row for row in _chosen_candidates(reader, embeddings, logits, changeable) if changeable.is_read(row)]
-    exchanges = _measured(reader, changeable, embeddings, candidates, explained, logits[-1])
+    exchanges = _exchanges(reader, changeable, embeddings, candidates, explained, logits[-1])
     is_next = not explained.after and explained.token == int(logits[-1].argmax())
     shown = source if isinstance(source, str | Chat | Answer) else model.tokenizer.decode(ids)
     after = "".join(model.pieces(explained.after))
@@ -272,7 +272,7 @@ def own_exchange(model: Model, exchanged: WhatIf, span: tuple[int, int], word: s
     fitting = next(filter(changeable.is_read, words), None)
     if fitting is None:
         raise InputError(f"No word like {word!r} has {span[1] - span[0]} tokens, as the word that it replaces.")
-    (row,) = _measured(reader, changeable, embeddings, [fitting], exchanged.explained, reader.logits()[-1])
+    (row,) = _exchanges(reader, changeable, embeddings, [fitting], exchanged.explained, reader.logits()[-1])
     return row
 
 
@@ -436,7 +436,7 @@ def _chosen_candidates(
     return [candidate for candidates in each for candidate in candidates]
 
 
-def _measured(
+def _exchanges(
     reader: Reader,
     changeable: _Changeable,
     embeddings: Embeddings,

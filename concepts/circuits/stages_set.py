@@ -23,7 +23,7 @@ from icebear.records import Ranked
 def stages_set(model: Model, relevance: Relevance) -> tuple[list[Ranked], tuple[WholePart, ...]] | None:
     """Return the heads and neurons of the answer's stages, with the whole parts that they need; None where no set
     gives the difference, or where circuits lack sites that stages have."""
-    measured = _measured(model, relevance)
+    measured = _stage_measurement(model, relevance)
     result = measured.search(relevance) if measured else None
     if measured is None or result is None or not result.reached:
         return None
@@ -32,13 +32,13 @@ def stages_set(model: Model, relevance: Relevance) -> tuple[list[Ranked], tuple[
 
 def named_parts(model: Model, relevance: Relevance, names: WholeKinds) -> tuple[WholePart, ...]:
     """Return whole parts of the tokens of a pair of prompts. Raises `InputError` where there are none."""
-    measured = _measured(model, relevance) if names else None
+    measured = _stage_measurement(model, relevance) if names else None
     if names and measured is None:
         raise InputError("The prompts of an edge beside whole parts have stages; change the claim.")
     return measured.named(names) if measured else ()
 
 
-def _measured(model: Model, relevance: Relevance) -> StageMeasurement | None:
+def _stage_measurement(model: Model, relevance: Relevance) -> StageMeasurement | None:
     """Return the measurements of stages; None where stages hold other sites than circuits, or no parts of tokens."""
     sites = {"ffn", "attn"}
     is_dense = set(stage_sites(model)) == sites and "router" not in model.sites  # stages hold routers, circuits do not

@@ -49,7 +49,7 @@ UNEQUAL = {"cut": "the prompts have unequal numbers of tokens", "last token": "t
 
 @dataclass(frozen=True, repr=False)
 class Task(TaskRecord):
-    """What the stages of many pairs of prompts share."""
+    """What the stages of many pairs of prompts share. (The task of a model, `Model.task`, is another thing.)"""
 
     def __str__(self) -> str:
         return "\n".join(map(str, task_sentences.task_lines(self)))
@@ -129,7 +129,7 @@ def explain_task(
     shared = [part.neuron for part in parts if part.shared]  # in the order of the record: random sets depend on it
     measured = []
     for row in measuring:
-        pair = _measured(model, rows[row], shared, seed)
+        pair = _with_shares(model, rows[row], shared, seed)
         rows[row] = replace(rows[row], pair=pair)
         measured.append(pair)
         advance(1)
@@ -243,7 +243,7 @@ def choose_shared_set(sets: Sequence[SearchedSet]) -> list[Neuron]:
     return shared
 
 
-def _measured(model: Model, searched: _Searched, shared: Sequence[Neuron], seed: int) -> TaskPair:
+def _with_shares(model: Model, searched: _Searched, shared: Sequence[Neuron], seed: int) -> TaskPair:
     """Measure the shared set on a pair."""
     assert searched.objective is not None
     assert searched.chosen is not None

@@ -107,7 +107,7 @@ class Stages(StageRecord):
         target = self.target.id if target is None else target
         contrast = self.contrast.id if contrast is None and self.contrast else contrast
         answers = (likelier_form(self.model, prompt, answer) for answer in (target, contrast))
-        measured = StageMeasurement(self.model, [patched_pair(self.model, prompt, counterfactual, *answers)])
+        measured = StageMeasurement(self.model, [patched_prompts(self.model, prompt, counterfactual, *answers)])
         if measured.kind != self.kind:
             raise InputError(
                 "The two prompts must have equally many tokens and end with the same one; choose another pair."
@@ -119,7 +119,7 @@ class Stages(StageRecord):
         return StageShares(self.kind, heads, neurons, measured.named(whole_kinds), *shares, **measured.answers())
 
 
-def patched_pair(
+def patched_prompts(
     model: Model, prompt: PromptLike, counterfactual: PromptLike, target: Token | None, contrast: Token | None
 ) -> PatchedPair:
     """Return two prompts whose parts can be exchanged. Raises `InputError`."""

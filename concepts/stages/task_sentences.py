@@ -83,7 +83,7 @@ def _listed(parts: Sequence[TaskPart]) -> str:
     return "; ".join(groups) + (f"; and {more:,} others" if more > 0 else "")
 
 
-def shared_set(task: TaskRecord) -> str:
+def shared_set_text(task: TaskRecord) -> str:
     """Say how the shared set was chosen, what it gives on other pairs, and the control."""
     measured = len(task.measured)
     choosing = len(task.compared) - measured
@@ -126,7 +126,7 @@ def task_lines(task: TaskRecord) -> list[Line]:
         Line(parts_title(task)),
         *parts,
         Line(""),
-        Line(shared_set(task)),
+        Line(shared_set_text(task)),
         Line(text),
         *shown,
         *([Line(f"        and {more} others")] if more else []),

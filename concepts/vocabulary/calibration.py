@@ -80,10 +80,10 @@ def calibrate(model: Model) -> Calibration:
         if model in _MEASURED:
             return _MEASURED[model]
         if is_hooked(model):
-            return _measured(model)
+            return _calibration(model)
         calibration = cached_calibration(model)
         if calibration is None:
-            calibration = _measured(model, "one-time, cached")
+            calibration = _calibration(model, "one-time, cached")
             _write(_file(model), calibration)
         _MEASURED[model] = calibration
         return calibration
@@ -92,10 +92,10 @@ def calibrate(model: Model) -> Calibration:
 def mean_activations(model: Model) -> dict[str, Tensor]:
     """Return `Calibration.means`; inside `steer` those of the steered model."""
     with model.lock:
-        return (_measured(model) if is_hooked(model) else calibrate(model)).means
+        return (_calibration(model) if is_hooked(model) else calibrate(model)).means
 
 
-def _measured(model: Model, note: str = "under its edits, not cached") -> Calibration:
+def _calibration(model: Model, note: str = "under its edits, not cached") -> Calibration:
     on = f"{len(TEXTS)} texts" if model.task.reads_text else f"{BATCH} images of noise"
     log.info("Calibrating activation ranges of %s on %s (%s)", model.name, on, note)
     sites = writing_sites(model)
@@ -185,14 +185,14 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
         yield
 
 
-def name_of(model: Model) -> str:
+def file_stem(model: Model) -> str:
     """Return the name of files that are measured on a model and the texts."""
     texts = hashlib.sha256("\n".join(TEXTS).encode()).hexdigest()[:8]
     return f"{model.fingerprint}-{model.dtype_name}-{texts}"
 
 
 def _file(model: Model) -> Path:
-    return cache_folder() / "calibration" / f"{name_of(model)}.safetensors"
+    return cache_folder() / "calibration" / f"{file_stem(model)}.safetensors"
 
 
 def cached_calibration(model: Model) -> Calibration | None:

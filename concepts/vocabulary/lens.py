@@ -323,4 +323,4 @@ def w_out_row(model: Model, neuron: Neuron) -> Tensor:
 
 
 def _file(model: Model) -> Path:
-    return cache_folder() / "lens" / f"{calibration.name_of(model)}.safetensors"
+    return cache_folder() / "lens" / f"{calibration.file_stem(model)}.safetensors"
