@@ -460,19 +460,21 @@ def _exchange(changeable: _Changeable, candidate: Candidate, answer: LikelyWord,
     model, ids, start, end = changeable.model, context.ids, candidate.start, candidate.end
     before, after = (log_odds(x, context.explained.token) for x in (context.logits, context.logits_after))
     word, instead = ("".join(model.pieces(tokens)).strip() for tokens in (ids[start:end], candidate.tokens))
+    contrast, contrast_text = _contrast(model, answer, context)
     row = Exchange(
-        word,
-        start,
-        end - start,
-        instead,
-        candidate.tokens,
-        answer.text,
-        answer.probability,
-        after - before,
-        changeable.text(candidate),
-        answer,
-        *_contrast(model, answer, context),
-        -inf,
+        word=word,
+        position=start,
+        length=end - start,
+        instead=instead,
+        tokens=candidate.tokens,
+        answer=answer.text,
+        probability=answer.probability,
+        change=after - before,
+        text=changeable.text(candidate),
+        likely=answer,
+        contrast=contrast,
+        contrast_text=contrast_text,
+        score=-inf,
     )
     return replace(row, score=comparison_score(model, candidate, row, context))
 

@@ -50,8 +50,20 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
     method, note = _with_default(DIFFERENCE if request.base_model else request.method, objectives)
     keeps_largest = method.keeps_largest and len(objectives) == 1  # a mean needs all neurons first
     recorded = request if keeps_largest else request.recording_all()
-    options = (request.sites, recorded.record, recorded.k, request.models, request.strict, request.checkpoint)
-    pairs = [Pair(model, objective, row.is_open, *options) for objective in objectives]
+    pairs = [
+        Pair(
+            model=model,
+            objective=objective,
+            is_open=row.is_open,
+            sites=request.sites,
+            record=recorded.record,
+            k=recorded.k,
+            models=request.models,
+            strict=request.strict,
+            checkpoint=request.checkpoint,
+        )
+        for objective in objectives
+    ]
     try:
         mean = mean_of((method.compare(pair) for pair in pairs), len(pairs))
     except MissingRule as error:
@@ -71,15 +83,17 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
     return relevance if keeps_largest else request.reduced(relevance)
 
 
-def _with_default(method: Method | None, pairs: Sequence[Objective]) -> tuple[Method, str]:
+def _with_default(method: Method | None, objectives: Sequence[Objective]) -> tuple[Method, str]:
     """Return the method, and why it is not the default."""
-    equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
+    equal = all(len(set(objective.batch.lengths)) == 1 for objective in objectives)
     if method is None and not equal:
         why = "the prompts differ in length, so that tokens have no partners for difference rules"
         return GradientTimesInput(at="midpoint"), why
     method = method or DIFFERENCE  # ranks best or as well as the best on nine tasks (docs/results.md)
     if method.needs_equal_length and not equal:
-        lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))
+        lengths = " and ".join(
+            str(length) for length in dict.fromkeys(n for objective in objectives for n in objective.batch.lengths)
+        )
         raise InputError(
             f"Difference rules need prompts of equal length, but these have {lengths} tokens; give a counterfactual "
             "with as many tokens as the prompt, or choose another method, such as attnlrp."

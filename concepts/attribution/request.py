@@ -224,8 +224,17 @@ class AttributionRequest:
         models = ModelPair(model, base_model) if base_model is not None else None
         most = check_int(options.get("k", 100), "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
-        how = options.get("checkpoint"), options.get("strict", True)
-        return cls(model, rows, resolved, recorded, record, most, *how, models)
+        return cls(
+            model=model,
+            requests=rows,
+            method=resolved,
+            sites=recorded,
+            record=record,
+            k=most,
+            checkpoint=options.get("checkpoint"),
+            strict=options.get("strict", True),
+            models=models,
+        )
 
     @property
     def base_model(self) -> Model | None:

@@ -137,8 +137,17 @@ def explain_task(
     shares, without, drawn = ([getattr(pair, name) for pair in measured] for name in ("share", "without", "random"))
     low, high = bootstrap_interval(shares, seed)
     every = tuple(rows[row].pair for row in range(len(cases)))
-    means = fmean(shares), low, high, fmean(without), fmean(drawn)
-    return Task(every, parts, *means, seed, model.made_with)
+    return Task(
+        pairs=every,
+        parts=parts,
+        share=fmean(shares),
+        low=low,
+        high=high,
+        without=fmean(without),
+        random=fmean(drawn),
+        seed=seed,
+        made_with=model.made_with,
+    )
 
 
 def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float]:

@@ -113,10 +113,21 @@ class Stages(StageRecord):
                 "The two prompts must have equally many tokens and end with the same one; choose another pair."
             )
         whole_kinds = frozenset((part.kind, part.where) for part in self.whole)
-        shares = measured.set_shares([node.neuron for node in (*self.heads, *self.neurons)], whole_kinds)
+        alone, without, random = measured.set_shares(
+            [node.neuron for node in (*self.heads, *self.neurons)], whole_kinds
+        )
         at = measured.pairs[0].position
         heads, neurons = (tuple(replace(node, position=at) for node in row) for row in (self.heads, self.neurons))
-        return StageShares(self.kind, heads, neurons, measured.named(whole_kinds), *shares, **measured.answers())
+        return StageShares(
+            kind=self.kind,
+            heads=heads,
+            neurons=neurons,
+            whole=measured.named(whole_kinds),
+            alone=alone,
+            without=without,
+            random=random,
+            **measured.answers(),
+        )
 
 
 def patched_prompts(
