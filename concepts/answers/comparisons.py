@@ -130,9 +130,8 @@ def _reads_well(model: Model, ids: Sequence[int], candidate: Candidate) -> bool:
     following = list(ids[end : end + READ_ON])
     positions = [*([start - 1] if start else []), *range(end - 1, end - 1 + len(following))]
     with torch.no_grad(), model.lock:
-        logs = (
-            model.logits(model.encode([list(ids), candidate.of(ids)]), positions).float().log_softmax(-1)
-        )  # (2, P, V)
+        # (2, P, V)
+        logs = model.logits(model.encode([list(ids), candidate.of(ids)]), positions).float().log_softmax(-1)
     written = [logs[0, 0, tokens[0]].item() for tokens in (ids[start:end], candidate.tokens)] if start else [0.0, 0.0]
     after = logs[:, len(positions) - len(following) :]
     old, new = (sum(row[at, token].item() for at, token in enumerate(following)) for row in after)

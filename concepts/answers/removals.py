@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from transformers import DynamicCache
 from icebear.concepts.passes.prefix import logits_at
 from icebear.errors import InputError
 from icebear.models.model import Model, not_nan
+from icebear.values import common_length
 
 CHUNK = 512
 """Tokens that are read in one step: attention needs memory for each pair of them and the tokens before."""
@@ -60,8 +60,7 @@ class Removals:
             logits = self.model.continuation_logits(prompt, self.answer)
             return logits.log_softmax(-1)[range(len(self.answer)), self.answer].cpu()
         read = [*prompt, *self.answer[:-1]]
-        equal = takewhile(lambda pair: pair[0] == pair[1], zip(self._cached, read, strict=False))
-        shared = min(sum(1 for _ in equal), len(prompt) - 1)  # its last token predicts the answer's first one
+        shared = min(common_length(self._cached, read), len(prompt) - 1)  # the last token predicts the answer's first
         with self.model.lock:
             _cut(self._cache, shared)
             self._cached = read

@@ -31,7 +31,7 @@ from icebear.models.text.answer import Answer, Span, answer_of
 from icebear.models.text.chat import Chat
 from icebear.models.text.context import Context, ContextSource
 from icebear.steps import OnProgress, counting
-from icebear.values import shown
+from icebear.values import common_length, shown
 
 REMOVED_SOURCES = 8
 """The sources of a sentence of the answer that are removed: at most so many, those with the largest relevance."""
@@ -135,7 +135,7 @@ def _gone(ids: Sequence[int], without: Sequence[int], pieces: Sequence[str], tex
     Where the same tokens stand before and behind what is gone, several spans are possible.
     """
     shortest = min(len(ids), len(without))
-    start = next((at for at in range(shortest) if ids[at] != without[at]), shortest)
+    start = common_length(ids, without)
     behind = next((at for at in range(shortest - start) if ids[-1 - at] != without[-1 - at]), shortest - start)
     stop = len(ids) - behind
     for moved in range(start + 1):

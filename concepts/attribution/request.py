@@ -24,7 +24,7 @@ from icebear.models.text.counterfactual_images import about, counterfactual_imag
 from icebear.models.text.images import encode_pixels
 from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, prompts_of, special_note
 from icebear.notes import say
-from icebear.values import check_int, of_type, one_of, several
+from icebear.values import check_int, common_length, of_type, one_of, several
 
 
 def at_first_difference(
@@ -64,8 +64,7 @@ def at_first_difference(
         shared = list(takewhile(lambda token: not model.text(token).strip(), answer[:-1]))
         chosen = (None, answer[len(shared)]) if target is None else (answer[len(shared)], None)
     else:
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, against, strict=False))
-        shared = [token for token, _ in same]
+        shared = list(wanted[: common_length(wanted, against)])
         if len(shared) == min(len(wanted), len(against)):
             raise InputError(
                 f"One of the answers {target!r} and {contrast!r} begins with the other; give two answers that differ "

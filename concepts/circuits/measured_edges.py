@@ -69,9 +69,8 @@ class EdgeMeasurement:
         result = sizes.new_full((len(self.targets),), torch.nan)
         for row, target in enumerate(self.targets):
             lower = torch.tensor([below(source, target, self.is_causal) for source in self.random])
-            chosen = sizes[row][
-                lower & (sizes[row] > rounding[row])
-            ]  # where heads are held, most tokens have no way to others
+            # Where heads are held, most tokens have no way to others.
+            chosen = sizes[row][lower & (sizes[row] > rounding[row])]
             if len(chosen) >= FEWEST_RANDOM:
                 result[row] = chosen.quantile(PERCENTILE)
         return result
