@@ -1,5 +1,5 @@
-"""Checks of user input: each returns the value, or raises an error with one sentence that has the value. Also a hash, and
-the common beginning of two sequences."""
+"""Checks of user input: each returns the value, or raises an error with one sentence that has the value. Also a hash,
+and the common beginning of two sequences."""
 
 from __future__ import annotations
 
