@@ -1,4 +1,8 @@
-"""The explanation of a prediction that command line, app, MCP server and report render."""
+"""The explanation of a prediction that command line, app, MCP server and report render.
+
+It is made in three ways: `explain` takes a prompt; `explain_relevance`, a relevance, and measures its stages;
+`Explanation.of`, a relevance whose nodes alone are explained.
+"""
 
 from __future__ import annotations
 

@@ -145,5 +145,5 @@ def recovered(graph: Wiring, choices: Sequence[SourceNumbers]) -> list[float]:
             for choice, known in enumerate(values):
                 known[number] = nodes[number][index * len(choices) + choice]
     _, answers = fixed.run(rows(len(graph.nodes)))
-    (counterfactual_number,), difference = relevance.counterfactual.numbers, relevance.conservation().target  # type: ignore[union-attr]
-    return [(answer - counterfactual_number) / difference for answer in answers.tolist()]
+    (number_c,), difference = relevance.counterfactual.numbers, relevance.conservation().target  # type: ignore[union-attr]
+    return [(answer - number_c) / difference for answer in answers.tolist()]

@@ -36,7 +36,7 @@ from icebear.values import check_int, several, shown
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Wiring(SavedResult, Tabled):
-    """The circuit of an answer: the neurons that make it, and the direct edges between them.
+    """The fields of `Graph`, and what follows from them: nodes, the direct edges between them, and their numbers.
 
     Rows of its matrices are targets, the nodes and then the answer (K + 1); columns are `sources`: the tokens (T), the
     nodes (K), and the remainder of each layer and token (L * T).

@@ -149,6 +149,10 @@ class Values(NeuronRecorder):
     def _copied(self, stored: Tensor, device: torch.device) -> Tensor:
         return stored.to(device, non_blocking=self.where == "pinned")
 
+    def activations(self, row: int) -> dict[str, Tensor]:
+        """Return site -> activations (L, P, N) of one prompt, without padding, where they were recorded."""
+        return {site: self.values(row, x) for site, x in self.activation.items()}
+
     def values(self, row: int, recorded: Tensor) -> Tensor:
         """Return (L, P, N) of one prompt from (B, L, P, N), without padding, where they were recorded."""
         x = recorded[row][:, self._row_columns(row)]

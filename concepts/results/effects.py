@@ -205,8 +205,8 @@ class NodeEffects:
             other = pair.rows([1])
             values = Values(self.model, other.batch, sites)
             forward(self.model, Logits(other), [values])
-            for site, recorded in values.activation.items():
-                x = values.values(0, recorded).cpu()
+            for site, recorded in values.activations(0).items():
+                x = recorded.cpu()
                 parts[site].append(torch.einsum("st,ltn->lsn", weights.to(x), x))
         return {site: torch.stack(each).mean(0) for site, each in parts.items()}
 

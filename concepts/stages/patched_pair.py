@@ -267,7 +267,7 @@ class CompletePasses(Passes):
         target = Logits(objective)
         with self.reading(objective.batch, streams) as values:
             forward(self.model, target, [])
-        activation = {site: self._placed(row, values.values(0, x)) for site, x in values.activation.items()}
+        activation = {site: self._placed(row, x) for site, x in values.activations(0).items()}
         return PromptActivations(activation, _row(streams, 0), self.logits_of(target.logits)[0])
 
     def _placed(self, row: int, x: Tensor) -> Tensor:
@@ -347,9 +347,7 @@ class CachedPasses(Passes):
             logits, cache = logits_at(model, inputs, [ids.shape[1] - 1], use_cache=True)
         prefix = Prefix(model, cache, begin + ids.shape[1])
         self.prefixes |= {self._plain_key(row): (prefix, number) for number, row in enumerate(rows)}
-        activation = [
-            {site: values.values(number, x) for site, x in values.activation.items()} for number in range(len(rows))
-        ]
+        activation = [values.activations(number) for number in range(len(rows))]
         if not pair.is_aligned:  # only the explained tokens are exchanged; a view would keep all
             activation = [{site: x[:, -1:].clone() for site, x in each.items()} for each in activation]
         of_rows = zip(activation, self.logits_of(logits), strict=True)
