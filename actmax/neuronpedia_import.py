@@ -8,13 +8,14 @@ import json
 import math
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear.actmax.index.corpus import Corpus, Document, sentence_id
-from icebear.actmax.labels.descriptions import score_descriptions
+from icebear.actmax.labels.descriptions import score_descriptions, show_better
+from icebear.actmax.shipped.index_choice import store_name
 from icebear.cache import sha256
 from icebear.converters import checked
 from icebear.db.store import Store
@@ -219,7 +220,18 @@ def score_labels(
         return []
     texts, read = [text for rows in labels.values() for text, _ in rows], sentences or store
     others = list(dict.fromkeys([*texts, *read.labels.sides().values()]))
-    return score_descriptions(model, read, labels, others, on_progress, saved_in=store)
+    meanings = score_descriptions(model, read, labels, others, on_progress)
+    for meaning in meanings:
+        show_better(store, [meaning if read is store else _without_sentences(meaning, store_name(read))])
+    return meanings
+
+
+def _without_sentences(meaning: Meaning, scored_on: str) -> Meaning:
+    """Return a label for a store that lacks the sentences of the one that it was scored on."""
+    if not meaning.record:
+        return meaning
+    writer = f"{meaning.record['writer']}, scored on {scored_on}"
+    return replace(meaning, record={**meaning.record, "examples": {}, "writer": writer})
 
 
 def is_of(store: Store, dashboards: Dashboards) -> bool:

@@ -21,7 +21,7 @@ from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
-from icebear.concepts.passes.patching import Nodes
+from icebear.concepts.passes.patching import PatchableNodes
 from icebear.evaluation.protocol import DataFile, Lines, Part
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
@@ -48,7 +48,7 @@ class Compared:
         self.relevance = relevance_of(model, pair, self.answer, "ffn", DIFFERENCE)
 
     @property
-    def exchangeable(self) -> Nodes:
+    def exchangeable(self) -> PatchableNodes:
         return nodes_of(self.model, self.relevance)
 
     def scores(self, method: Method | str) -> Tensor:

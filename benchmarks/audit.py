@@ -25,7 +25,7 @@ from icebear.actmax.atlas import audit as audits
 from icebear.actmax.atlas import saved_map
 from icebear.actmax.atlas.atlas import Atlas
 from icebear.actmax.atlas.audit import Audit, audit
-from icebear.concepts.answers.cases import Case
+from icebear.concepts.attribution.cases import Case
 from icebear.values import stable_hash
 
 SEEDS = 10

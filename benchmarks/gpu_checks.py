@@ -28,8 +28,8 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.passes.timing import seconds
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.stage_parts import WHOLE_PARTS, Network, Parts
-from icebear.concepts.stages.stages import patched_pair, stages
+from icebear.concepts.stages.stage_parts import WHOLE_KINDS, ExplainedTokenNodes, Recomputed
+from icebear.concepts.stages.stages import patched_prompts, stages
 from icebear.models.objective import objective_of
 from icebear.records import Neuron, Ranked, Sentence
 
@@ -113,7 +113,7 @@ def counterfactual(ids: list[int]) -> list[int]:
 def most_changed(model: Model, ids: list[int]) -> tuple[int, int, list[int]]:
     """Return the tokens that the prompt raises and lowers most above its counterfactual, and this one: in bfloat16 the
     logits of other tokens can be equal."""
-    pair = patched_pair(model, ids, counterfactual(ids), TARGET, CONTRAST)
+    pair = patched_prompts(model, ids, counterfactual(ids), TARGET, CONTRAST)
     change = pair.prompt.logits - pair.counterfactual.logits
     return int(change.argmax()), int(change.argmin()), counterfactual(ids)
 
@@ -154,10 +154,14 @@ def steered(model: Model, ids: list[int]) -> dict[str, Tensor]:
 
 def held(model: Model, ids: list[int]) -> dict[str, Tensor]:
     """Return the logits of stages: of a causal trace, and with most parts held at their counterfactual values."""
-    pair = patched_pair(model, ids, counterfactual(ids), TARGET, CONTRAST)
+    pair = patched_prompts(model, ids, counterfactual(ids), TARGET, CONTRAST)
     nodes = [Neuron(0, "head", 1), Neuron(1, "head", 2), Neuron(1, "ffn", 3)]
-    network = Network(model, 0)
-    parts = [Parts(WHOLE_PARTS, network.masks(nodes)), Parts(nodes=network.masks(nodes[:2])), network.without(nodes)]
+    token_nodes = ExplainedTokenNodes(model, 0)
+    parts = [
+        Recomputed(WHOLE_KINDS, token_nodes.masks(nodes)),
+        Recomputed(nodes=token_nodes.masks(nodes[:2])),
+        token_nodes.without(nodes),
+    ]
     return {
         "stages, causal trace": pair.trace([2, 5, len(ids) - 1], [0, model.layers - 1]),
         "stages, logits of sets": pair.logits([part.state(pair) for part in parts]),

@@ -29,7 +29,7 @@ from icebear import load_model
 from icebear.actmax.index.corpus import read_corpus
 from icebear.cache import cache_folder
 from icebear.concepts.vocabulary.lens import (
-    OTHERS,
+    RELIABILITY_SAMPLES,
     Contexts,
     build_mean_lens,
     correlation,
@@ -66,7 +66,7 @@ if __name__ == "__main__":
     parser.add_argument("--lens", help="A cache folder whose lens is used, instead of building one.")
     options = parser.parse_args()
     model, generator = load_model(dtype="float32", device="cpu"), random.Random(1)
-    last = list(read_corpus("wiki-summaries").documents())[-OTHERS:]
+    last = list(read_corpus("wiki-summaries").documents())[-RELIABILITY_SAMPLES:]
     texts = [model.token_ids(next(iter(segment("en", text))).strip(), 64) for _, text in last]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("models", "calibration"):

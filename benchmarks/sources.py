@@ -36,7 +36,7 @@ from benchmarks.numbers import bipia, common
 from icebear.actmax.index.corpus import read_corpus
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.answers.removals import Removals
-from icebear.concepts.answers.source_measurement import SourcesRequest, request_of_sources
+from icebear.concepts.answers.source_measurement import SourcesRequest, sources_request
 from icebear.concepts.answers.units import span_relevance
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.attnlrp import CP_LRP
@@ -279,7 +279,7 @@ def measure(model: Model, sample: tuple[str, Chat], seed: int) -> dict[str, Any]
     name, chat = sample
     answer = model.answer(chat, max_new_tokens=NEW_TOKENS)
     about = {"name": name, "answer": answer.text, "counts": False, "methods": {}}
-    request = request_of_sources(model, answer, "sentence", None) if answer.ids else None
+    request = sources_request(model, answer, "sentence", None) if answer.ids else None
     if request is None or not len(request.sources) >= 2 or request.spans[0][1] - request.spans[0][0] < 2:
         return about
     [span, *_] = request.spans

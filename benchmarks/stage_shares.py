@@ -22,7 +22,7 @@ from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import PatchedPair
 from icebear.concepts.stages.stage_measurements import RANDOM_DRAWS
-from icebear.concepts.stages.stage_parts import Network, Parts, Shares
+from icebear.concepts.stages.stage_parts import ExplainedTokenNodes, Recomputed, Shares
 from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stages import Stages, stage_sites, stages_of
 from icebear.errors import InputError
@@ -239,26 +239,26 @@ def unequal(model: Model, pair: Pair) -> dict[str, float | None]:
 def rankings(model: Model, prompts: Pair, explained: Stages) -> dict[str, float]:
     """Return *alone* of as many heads by each of `RANKINGS`, with the neurons and whole parts of the stages."""
     pair = PatchedPair(model, explained.pairs[0])
-    network, shares = Network(model, pair.passes.stack_of(pair.explained)), Shares([pair])
-    earlier = frozenset((part.kind, part.where) for part in explained.whole)
+    token_nodes, shares = ExplainedTokenNodes(model, pair.passes.stack_of(pair.position)), Shares([pair])
+    whole_kinds = frozenset((part.kind, part.where) for part in explained.whole)
     neurons, k = [node.neuron for node in explained.neurons], min(len(explained.heads), COMPARED_HEADS)
 
     def alone(sets: Sequence[Sequence[Neuron]]) -> list[float]:
-        return shares.of([Parts(earlier, network.masks([*heads, *neurons])) for heads in sets])
+        return shares.of([Recomputed(whole_kinds, token_nodes.masks([*heads, *neurons])) for heads in sets])
 
-    every, greedy = network.heads(), list[Neuron]()
+    every, greedy = token_nodes.heads(), list[Neuron]()
     for _ in range(k):
         sets = [[*greedy, head] for head in every if head not in greedy]
         greedy = min(zip(alone(sets), sets, strict=True), key=lambda row: abs(1 - row[0]))[1]
-    remaining = shares.of([network.without([head]) for head in every])
+    remaining = shares.of([token_nodes.without([head]) for head in every])
     chosen = {
         "relevance": [node.neuron for node in explained.heads[:k]],
         "greedy": greedy,
         "patching": [head for _, head in sorted(zip(remaining, every, strict=True))[:k]],
-        "change": network.most_changed([pair], [], k),
+        "change": token_nodes.most_changed([pair], [], k),
     }
     for name, method in methods_of("gxi@midpoint,gxi@prompt").items():
-        if network.head_sites == ["attn"]:  # a list of heads has none of cross-attention
+        if token_nodes.head_sites == ["attn"]:  # a list of heads has none of cross-attention
             ranked = relevance_of(model, prompts, answers(model, prompts), "attn", method).top(k, "head")
             chosen[name] = [node.neuron for node in ranked]
     return dict(zip(chosen, alone([*chosen.values()]), strict=True))

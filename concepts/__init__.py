@@ -1,1 +1,1 @@
-"""The science: models, relevance rules, relevance, vocabulary."""
+"""Relevance, circuits, stages, and what is measured with them. The verb `icebear concept` is in steering/concept/."""

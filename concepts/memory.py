@@ -45,9 +45,9 @@ class Need:
         return weights + self.in_pass <= memory_at_hand(device) and self.result <= memory_at_hand(torch.device("cpu"))
 
 
-Kind = tuple[str, Rules, int, Callable[[Model, Batch], Recorder | None]]
+Computation = tuple[str, Rules, int, Callable[[Model, Batch], Recorder | None]]
 """What is computed: its name, its rules, its rows, and its recorder of neurons."""
-KINDS: tuple[Kind, ...] = (
+COMPUTATIONS: tuple[Computation, ...] = (
     ("all neurons", ATTNLRP, 1, lambda model, batch: AllNeurons(model, batch, _sites(model))),
     (
         'largest neurons (keep="top")',
@@ -69,7 +69,7 @@ def memory_needs(name: str, tokens: int, dtype: torch.dtype, trust_remote_code: 
     needs = []
     with fake_model(name, dtype, trust_remote_code) as model:
         storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in model.net.parameters()}
-        for what, rules, rows, recorder_of in KINDS:
+        for what, rules, rows, recorder_of in COMPUTATIONS:
             ids = torch.zeros(rows, tokens, dtype=torch.long)
             batch = Batch(ids, torch.ones_like(ids), (tokens,) * rows)
             with Allocated(set(storages)) as allocated:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-if TYPE_CHECKING:
-    pass
-
-RESAMPLES = 10_000
+SIGN_FLIPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -60,14 +57,14 @@ def table(samples: Sequence[dict[str, Any]], columns: Mapping[str, str], methods
     return cells
 
 
-def paired_p(differences: np.ndarray, seed: int = 0) -> np.ndarray:
+def paired_p(differences: np.ndarray) -> np.ndarray:
     """Return two-sided p values (M,) that the means of differences (M, S) over samples are zero, by random sign flips.
 
     The measurement itself counts as one of the flips, so p is never 0 (Phipson & Smyth 2010).
     """
-    signs = np.random.default_rng(seed).choice((-1.0, 1.0), (RESAMPLES, differences.shape[1]))
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (SIGN_FLIPS, differences.shape[1]))
     sums, measured = np.abs(signs @ differences.T), np.abs(differences.sum(1))
-    return (1 + (sums >= measured * (1 - 1e-9)).sum(0)) / (1 + RESAMPLES)
+    return (1 + (sums >= measured * (1 - 1e-9)).sum(0)) / (1 + SIGN_FLIPS)
 
 
 def holm(p: np.ndarray) -> list[float]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas
 
-from icebear.concepts.statistics import RESAMPLES, Cell, Cells, table
+from icebear.concepts.statistics import SIGN_FLIPS, Cell, Cells, table
 from icebear.convert import Tabled
 
 TEST = (
-    f"p (in table.csv): of the paired difference to the best method of the column, by {RESAMPLES:,} random changes of "
+    f"p (in table.csv): of the paired difference to the best method of the column, by {SIGN_FLIPS:,} random changes of "
     "sign; corrected for the methods of the column (Holm), not for several columns, nor for the best being chosen on "
     "the same samples."
 )

@@ -1,4 +1,8 @@
-"""The explanation of a prediction that command line, app, MCP server and report render."""
+"""The explanation of a prediction that command line, app, MCP server and report render.
+
+It is made in three ways: `explain` takes a prompt; `explain_relevance`, a relevance, and measures its stages;
+`Explanation.of`, a relevance whose nodes alone are explained.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from icebear.concepts.nodes.random_controls import effects_on_answer, random_eff
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
-from icebear.concepts.results.effects import Effects, Patched
+from icebear.concepts.results.effects import Effects, NodeEffects
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_picture import stage_fragment
@@ -94,7 +98,7 @@ class Explanation(ExplainedPrediction):
             ranking = replace(ranking, position="all" if everywhere else "last")
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites and with_nodes else []
         measured = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
-        patched = Patched(model, relevance) if measured else None
+        patched = NodeEffects(model, relevance) if measured else None
         each = patched.measure(measured) if patched else None
         compared = relevance.counterfactual
         random = random_effects(patched, measured) if patched and patched.reads_others else None
@@ -248,7 +252,7 @@ def explain(
 
 
 def relevance_of(model: Model, site: str | None, **arguments: Any) -> Relevance:
-    """Return the relevance that explains the nodes of a site.
+    """Return the relevance by `attribute` that explains the nodes of a site, with the sites that stages need.
 
     arguments: those of `attribute`, with the counterfactual and the base model. Raises `InputError`.
     """
@@ -318,7 +322,6 @@ def silencing_control(
     on_progress: OnProgress = unwatched,
 ) -> RandomControl:
     """Set ranked nodes to 0, each at its token, or as many random ones of the same layers. Raises `InputError`."""
-
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
     at = relevance.predicted_at if model.task.takes_position else None
     edits = [Edit(row.neuron, "scale", 0.0, where=edited_at(relevance.prompt, row)) for row in rows]

@@ -1,11 +1,12 @@
-"""Checks of user input: each returns the value, or raises an error with one sentence that has the value; a hash."""
+"""Checks of user input: each returns the value, or raises an error with one sentence that has the value. Also a hash,
+and the common beginning of two sequences."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -18,6 +19,12 @@ POSITIVE = 1e-30
 MOST = 10**9 - 1
 """The largest count, nine digits."""
 LAST_SEED = 2**63 - 1
+
+
+def common_length(values: Sequence[Any], others: Sequence[Any]) -> int:
+    """Return the length of the longest common beginning."""
+    shortest = min(len(values), len(others))
+    return next((at for at in range(shortest) if values[at] != others[at]), shortest)
 
 
 def shown(value: object) -> str:

@@ -96,7 +96,7 @@ def answer_scores(scores: Tensor, chosen: Sequence[int], kind: ObjectiveKind) ->
     return values - (others.softmax(-1) * scores).sum(-1)  # probabilities are constants
 
 
-def request_of(
+def prompt_request(
     model: Model,
     prompt: Prompt,
     target: Token | None = None,
@@ -143,7 +143,7 @@ def objective_of(
     target, contrast, position = (per_prompt(value, len(prompts)) for value in (target, contrast, position))
     each = zip(target, contrast, phrases, position, strict=True)
     rows = [
-        request_of(model, Prompt.of(prompt), token, against, phrase, position=at)
+        prompt_request(model, Prompt.of(prompt), token, against, phrase, position=at)
         for prompt, (token, against, phrase, at) in zip(prompts, each, strict=True)
     ]
     return joint_objective(model, [replace(row, kind=kind) for row in rows])

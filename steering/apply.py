@@ -192,7 +192,7 @@ def _swapped_values(model: Model, edits: Iterable[Edit]) -> dict[Edit, Tensor]:
             _READING.reset(reading)
         for edit in swaps:
             span = objective.batch.span_of(model.stack_of(edit.neuron.layer))
-            read = values.values(0, values.activation[neuron_site(edit.neuron.site)])[edit.neuron.layer, span]
+            read = values.activations(0)[neuron_site(edit.neuron.site)][edit.neuron.layer, span]
             if last_position(edit.where) >= len(read):
                 raise InputError(f"{edit} reads a token that its prompt does not have; it has {len(read)} tokens.")
             swapped[edit] = read[:, _columns(edit, model.head_dim)].clone()  # a view keeps all neurons

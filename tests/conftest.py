@@ -393,7 +393,7 @@ def no_stages(monkeypatch):
 
     forget()
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
-    monkeypatch.setattr("icebear.concepts.answers.what_if.look_unasked", lambda *arguments: None)
+    monkeypatch.setattr("icebear.concepts.answers.what_if.exchange_words_if_short", lambda *arguments: None)
     yield
     forget()
 

@@ -9,7 +9,7 @@ from test_chat import MODELS
 
 from icebear import ATTNLRP, CP_LRP, Chat, Model, attribute, matrix, source_breakdown, units
 from icebear.concepts.answers.units import units_of
-from icebear.concepts.attribution.attribute import of_prompts
+from icebear.concepts.attribution.attribute import explain_requests
 from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward, new_accounting
@@ -78,7 +78,9 @@ def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, 
             PromptRequest(Prompt.of(before), tuple(ids), is_phrase=True, kind="centered-logit")
             for ids in (WRITTEN[1:3], other)
         ]
-        runs = of_prompts(AttributionRequest(model, tuple(rows), ATTNLRP, ("ffn", "attn"), "all", None, None, True))
+        runs = explain_requests(
+            AttributionRequest(model, tuple(rows), ATTNLRP, ("ffn", "attn"), "all", None, None, True)
+        )
     weights = [1, 1] if len(other) == 2 else [1 / 2, 1 / len(other)]
     here, there = (run.tokens * weight for run, weight in zip(runs, weights, strict=True))
     wanted = here.clone()

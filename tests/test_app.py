@@ -528,7 +528,7 @@ def chosen(environment, no_stages, monkeypatch):
     def look(model, prompt):
         return exchanged(prompt, texts[prompt]) if prompt in texts else None
 
-    monkeypatch.setattr(what_if, "look_unasked", look)
+    monkeypatch.setattr(what_if, "exchange_words_if_short", look)
     return texts
 
 
@@ -568,7 +568,7 @@ def says_chosen(page, counterfactual):
 def test_a_typed_prompt_is_compared_with_what_the_command_line_chooses(environment, smol, monkeypatch):
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
     page = fine(visit(prompt=ICE_BEAR))
-    other = what_if.look(smol, FRANCE).comparisons[0].text
+    other = what_if.exchange_words(smol, FRANCE).comparisons[0].text
     typed(page, FRANCE)
     deadline = time.monotonic() + 20
     while not page.get_by_key("counterfactual").value and time.monotonic() < deadline:
@@ -612,7 +612,7 @@ def test_without_a_good_counterfactual_the_field_stays_empty(chosen):
 def test_the_next_comparisons_stand_beside_the_chosen_one(chosen, monkeypatch):
     prompt, others = "The tall bear lives in the", ["The tall camel sat in the", "The tall lion sat in the"]
     looked = exchanged(prompt, CAMEL, *others, "The tall wolf sat in the")
-    monkeypatch.setattr(what_if, "look_unasked", lambda *arguments: looked)
+    monkeypatch.setattr(what_if, "exchange_words_if_short", lambda *arguments: looked)
     page = fine(visit(prompt=ICE_BEAR))
     assert typed(page, prompt) == CAMEL
     assert {button.key for button in page.button if str(button.key).startswith("other_")} == {"other_0", "other_1"}
@@ -628,7 +628,7 @@ def test_a_click_on_a_word_offers_its_exchanges_and_ones_own(environment, smol, 
     monkeypatch.undo()
     monkeypatch.setattr(jobs, "QUICK", 60)
     prompt = "The chef added salt to the"
-    looked = what_if.look(smol, prompt)
+    looked = what_if.exchange_words(smol, prompt)
     page = fine(visit(prompt=prompt))
     assert {row.text for row in looked.shown} == {looked_at(looked, button).text for button in offers(page, "shown")}
     page.session_state["word"] = (prompt, "1-2")
@@ -645,7 +645,7 @@ def test_a_click_on_a_word_offers_its_exchanges_and_ones_own(environment, smol, 
 def test_what_was_added_to_the_prompt_can_be_taken_back(chosen, monkeypatch):
     prompt = "The keys of the bear"
     looked = exchanged(prompt, after=" were")
-    monkeypatch.setattr(what_if, "look_unasked", lambda *arguments: looked)
+    monkeypatch.setattr(what_if, "exchange_words_if_short", lambda *arguments: looked)
     page = fine(visit(prompt=ICE_BEAR))
     page.get_by_key("prompt").set_value(prompt).run()
     assert fine(page).get_by_key("prompt").value == f"{prompt} were"
@@ -656,7 +656,7 @@ def test_what_was_added_to_the_prompt_can_be_taken_back(chosen, monkeypatch):
 
 def test_a_word_of_other_length_is_replaced_by_the_nearest_that_fits(smol):
     prompt = "She speaks fluent French because she was born in"
-    looked = what_if.look(smol, prompt)
+    looked = what_if.exchange_words(smol, prompt)
     given = what_if.own_exchange(smol, looked, (3, 4), "Spanish")
     assert (given.instead, given.length, len(given.tokens)) == ("Spanish", 1, 1)
     logits = [smol.next_logits(text) for text in (prompt, given.text)]

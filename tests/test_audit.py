@@ -16,7 +16,7 @@ from icebear.actmax.atlas.audit import audit, clusters_of, differences, random_s
 from icebear.actmax.atlas.clusters import Cluster
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
-from icebear.concepts.answers.cases import Case
+from icebear.concepts.attribution.cases import Case
 from icebear.errors import InputError, StoreError
 
 OF_TOPIC = 20

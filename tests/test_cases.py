@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from icebear.concepts.answers.cases import Case, read_cases
+from icebear.concepts.attribution.cases import Case, read_cases
 from icebear.concepts.stages.explained_task import bootstrap_interval
 from icebear.errors import InputError
 

@@ -25,7 +25,7 @@ from benchmarks.circuit_graph import interventions
 from icebear import Model, attribute, stages, steer
 from icebear.concepts.circuits import checks, drawing, edges, fixed_neurons, nodes
 from icebear.concepts.circuits.circuit import circuit, graph_of
-from icebear.concepts.circuits.circuit_records import Group, Node, Remainder, Token, below
+from icebear.concepts.circuits.circuit_records import CircuitToken, Group, Node, Remainder, below
 from icebear.concepts.circuits.groups import grouped
 from icebear.concepts.circuits.measured_edges import EdgeMeasurement
 from icebear.concepts.passes import prefix
@@ -277,7 +277,7 @@ def test_nodes_are_the_most_relevant_and_the_rest_is_not_lost(graph):
     ranked = graph.relevance.top(12, "ffn", position="all")
     assert {(node.neuron, node.position) for node in graph.nodes} == {(row.neuron, row.position) for row in ranked}
     kinds = {type(source) for source in graph.sources}
-    assert kinds == {Token, Node, Remainder}
+    assert kinds == {CircuitToken, Node, Remainder}
     assert len(graph.sources) == graph.estimate.shape[1]
     frame = graph.to_frame()
     assert list(frame.columns[:3]) == ["source", "target", "effect"]
@@ -342,7 +342,7 @@ def test_whole_parts_are_recomputed(name):
 def test_the_least_enough_edges_are_shown(graph, monkeypatch, everything, shares, random, shown, checked):
     """Unless random ones recover as much, or all nothing."""
     rest = [0.6 if everything == 0.8 else everything] * (len(checks.EDGE_COUNTS) - 4)
-    measured = iter([[everything, *shares.values(), *rest], [random] * checks.RANDOM_DRAWS])
+    measured = iter([[everything, *shares.values(), *rest], [random] * checks.RANDOM_EDGE_SETS])
     monkeypatch.setattr(checks, "recovered", lambda *_: next(measured))
     hundred = replace(graph, edge_count=100)
     count, check = checks.enough_edges(hundred)

@@ -17,7 +17,7 @@ from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, explain, load_mo
 from icebear.app.cli.main import main
 from icebear.concepts.answers.content_words import COMMON
 from icebear.concepts.answers.counterfactuals import FAR_ENOUGH, suggest_counterfactuals
-from icebear.concepts.answers.what_if import look_unasked
+from icebear.concepts.answers.what_if import exchange_words_if_short
 from icebear.concepts.methods.multipliers import alignment
 from icebear.errors import InputError, SameAnswer
 from icebear.evaluation.baselines import AttentionRollout
@@ -268,11 +268,11 @@ def test_no_suggestion_contains_the_answer(smol, few_tried):
 
 def test_where_nothing_can_be_exchanged_nothing_is_suggested(smol):
     assert suggest_counterfactuals(smol, "Bees make") == []
-    assert look_unasked(smol, "Bees make").comparisons == ()
+    assert exchange_words_if_short(smol, "Bees make").comparisons == ()
 
 
 def test_words_of_a_long_text_are_not_exchanged_unasked(smol):
-    assert look_unasked(smol, "The cat sat. " * 60) is None
+    assert exchange_words_if_short(smol, "The cat sat. " * 60) is None
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_every_layers_cut_adds_up(name):
         for layer in model.layers_with(site):
             request = objective_of(model, [one, other], 11, 12)
             inputs = Inputs()
-            neurons = AllNeurons(model, request.batch, (site,), compared=lambda site, layer, x: x - partner(x))
+            neurons = AllNeurons(model, request.batch, (site,), difference_of=lambda site, layer, x: x - partner(x))
             neurons.stop = True
             neurons.site_layers = [(site, layer)]
             with Double():

@@ -116,7 +116,7 @@ def once(smol, desert, desert_by_heads):
     load = cache(loading.load_model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counterfactuals, "RUNS", 24)
-        patch.setattr(lens, "TEXTS", 6)
+        patch.setattr(lens, "LENS_TEXTS", 6)
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
         patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:4], 2)))
         patch.setattr(

@@ -20,7 +20,7 @@ from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.results import effects
 from icebear.concepts.results.effect_words import effect_words
-from icebear.concepts.results.effects import LIKELY, Patched
+from icebear.concepts.results.effects import LIKELY, NodeEffects
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.vocabulary import calibration
 from icebear.concepts.vocabulary.calibration import calibrate
@@ -214,7 +214,7 @@ class Slow:
 def check(model, relevance, slow, nodes, atol=1e-5):
     """Nodes in one call, alone and together equal the slow way; returns the effects."""
     result = relevance.effects(nodes)
-    patched, few = Patched(model, relevance), list(nodes[:4])
+    patched, few = NodeEffects(model, relevance), list(nodes[:4])
     joint, joint_mean, joint_answer = patched.effects([few, nodes[4:6]])
     alone = [patched.effects([[node]]) for node in few]
     expected = [slow.effect([row]) for row in nodes]
@@ -284,7 +284,7 @@ def test_means_are_over_all_tokens_but_sinks(name):
 def test_effects_under_edits(name, compared, where, generator):
     """Compared with a counterfactual, or with the average under the edits."""
     model = made(name)
-    plain = Patched(model, explained(model, compared)[0])
+    plain = NodeEffects(model, explained(model, compared)[0])
     first = "L0.attn.3" if name == "mixtral" else "L0.ffn.3"  # the slow experts know no edits
     edits = [Edit(first, "set", 4.0, where=where), Edit("L1.head.1", "scale", -2.0, where=where)]
     with steer(model, edits):
@@ -292,7 +292,7 @@ def test_effects_under_edits(name, compared, where, generator):
         nodes = candidates(model, relevance, generator)
         slow = Slow(model, relevance, other)
         check(model, relevance, slow, nodes)
-        edited = Patched(model, relevance).effects([[node] for node in nodes])[0]
+        edited = NodeEffects(model, relevance).effects([[node] for node in nodes])[0]
     with_own = plain.effects([[node] for node in nodes])[0]
     assert edited.shape != with_own.shape or (edited - with_own).abs().max() > 1e-3
 
@@ -320,7 +320,7 @@ def test_passes_of_any_size_give_the_same(name, generator, monkeypatch):
     model = made(name)
     relevance, _ = explained(model, True)
     sets = [[node] for node in candidates(model, relevance, generator)]
-    whole, *_ = Patched(model, relevance).effects(sets)
+    whole, *_ = NodeEffects(model, relevance).effects(sets)
     limits = (
         {"PASS": 0},
         {"PASS": 3},
@@ -333,7 +333,7 @@ def test_passes_of_any_size_give_the_same(name, generator, monkeypatch):
         with monkeypatch.context() as patch:
             for limit, value in changed.items():
                 patch.setattr(f"icebear.concepts.results.effects.{limit}", value)
-            patched = Patched(model, relevance)
+            patched = NodeEffects(model, relevance)
             assert_close(patched.effects(sets)[0], whole, rtol=1e-5, atol=1e-5)
             assert_close(patched.effects(sets[::-1])[0].flip(0), whole, rtol=1e-5, atol=1e-5)
             assert patched.effects([])[0].shape == (0, len(patched.token_ids))
@@ -354,12 +354,12 @@ def test_two_counterfactuals_are_averaged(model):
     texts = ["The wild camel", "The tame horse"]
     relevance = attribute(model, "The dark whale", 5, 6, counterfactual=texts)
     node = relevance.top(1, "attn", position="all")[0]
-    value = Patched(model, relevance).node(node).value
+    value = NodeEffects(model, relevance).node(node).value
     place = node.neuron.layer, node.position, node.neuron.index
     one = [attribute(model, "The dark whale", 5, 6, counterfactual=text) for text in texts]
     mean = sum(x.neurons.counterfactual["attn"][place] for x in one) / 2
     assert value.item() == pytest.approx(mean.item())
-    assert len(Patched(model, relevance).token_ids) == 50
+    assert len(NodeEffects(model, relevance).token_ids) == 50
 
 
 def test_a_counterfactual_of_another_length(generator):
@@ -477,7 +477,7 @@ def test_with_a_contrast_effects_on_the_answer_are_on_the_difference(model, monk
     logits = model.next_logits("the cold bears")
     target, contrast = int(logits.argmax()), int(logits.argmin())
     relevance = attribute(model, "the cold bears", target, contrast, sites=["ffn"])
-    patched, slow, rows = Patched(model, relevance), Slow(model, relevance), relevance.top(2)
+    patched, slow, rows = NodeEffects(model, relevance), Slow(model, relevance), relevance.top(2)
     slow.tokens = [target, contrast]
 
     def effect(row):

@@ -69,6 +69,18 @@ def test_no_function_has_many_parameters_or_is_longer_than_a_screen():
         assert lines <= 60, f"{where} has {lines} lines"
 
 
+def test_a_class_in_concepts_has_its_name_alone():
+    """Classes, and types that have a name."""
+    homes = {}
+    for path in room_files("concepts"):
+        for node in ast.parse(path.read_text()).body:
+            match node:
+                case ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]) if not name.isupper():
+                    if name[0].isupper():
+                        homes.setdefault(name, []).append(path.name)
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
 def test_the_way_of_explain_is_twenty_files_that_exist():
     steps = re.findall(r"^\d+\. `([\w/]+\.py)`", (ROOT / "docs" / "changing.md").read_text(), re.MULTILINE)
     assert 10 < len(steps) <= 20

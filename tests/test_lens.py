@@ -60,8 +60,8 @@ def assert_close(value, expected):
 @pytest.fixture
 def four_texts(monkeypatch):
     """And a reliability of two neurons of each layer in two others, for tests that assert no number of it."""
-    monkeypatch.setattr(lens, "TEXTS", 4)
-    monkeypatch.setattr(lens, "OTHERS", 2)
+    monkeypatch.setattr(lens, "LENS_TEXTS", 4)
+    monkeypatch.setattr(lens, "RELIABILITY_SAMPLES", 2)
 
 
 @pytest.mark.usefixtures("four_texts")

@@ -271,7 +271,9 @@ def test_a_prompt_alone_is_explained_with_what_is_chosen_and_says_so(session, mo
     z, (target,) = LikelyWord(model.tokens_of("z")[0], "z", "z", 0.25, ()), model.predict(PROMPT, 1)
     row = Exchange("ice", 1, 2, "big", (1, 2), "z", 0.25, -3.0, OTHER, z, z.token, "z", 1.0)
     explained = LikelyWord(target.id, target.text, target.text, target.probability, ())
-    monkeypatch.setattr(tools, "look_unasked", lambda model, prompt: WhatIf(PROMPT, explained, "", True, (row,), {}))
+    monkeypatch.setattr(
+        tools, "exchange_words_if_short", lambda model, prompt: WhatIf(PROMPT, explained, "", True, (row,), {})
+    )
     compared = json_of(session, "explain", prompt=PROMPT, counterfactual=OTHER, contrast="z")
     result = json_of(session, "explain", prompt=PROMPT)
     assert result.pop("chosen_counterfactual")["text"] == OTHER

@@ -10,7 +10,7 @@ from test_cli import RUN, main, run
 from transformers import BertConfig, LlamaConfig
 
 from icebear import load_model
-from icebear.concepts.memory import KINDS, Allocated, memory_needs
+from icebear.concepts.memory import COMPUTATIONS, Allocated, memory_needs
 from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.storage import memory_at_hand
 from icebear.errors import ModelError
@@ -36,7 +36,7 @@ def test_weights_and_results_are_those_of_the_model(tiny_folder):
     assert weights == sum(sizes.values())
     recorder = AllNeurons(model, model.padded([[1] * 24]), ("ffn", "attn"))
     kept = [*recorder.activation.values(), *recorder.relevance.values()]
-    assert [need.what for need in needs] == [what for what, *_ in KINDS]
+    assert [need.what for need in needs] == [what for what, *_ in COMPUTATIONS]
     everything, largest, tokens, compared = needs
     assert everything.result == sum(x.numel() * 4 for x in kept)
     assert (largest.result, tokens.result) == (0, 0)
@@ -79,7 +79,7 @@ def test_it_fits_where_there_is_room(tiny_folder):
 def test_the_command_loads_no_weights(tiny_folder, tmp_path):
     document = json.loads(run("doctor", "--model", tiny_folder, "--tokens", "24", "--json"))
     assert document["tokens"] == 24
-    assert [row["fits"] for row in document["needs"]] == [True] * len(KINDS)
+    assert [row["fits"] for row in document["needs"]] == [True] * len(COMPUTATIONS)
     small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     BertConfig(**small, architectures=["BertForMaskedLM"]).save_pretrained(tmp_path)
     with pytest.raises(ModelError):

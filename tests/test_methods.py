@@ -409,8 +409,8 @@ def test_a_list_of_names_is_split_at_the_commas_outside_brackets():
 
 def test_methods_by_relevance_are_as_they_are_written():
     assert repr(AttnLRP("constant", at="midpoint")) == "AttnLRP(at='midpoint', softmax='constant')"
-    assert CP_LRP.compared() == AttnLRP("constant", at="midpoint")
-    assert IntegratedGradients(3).compared().points() == pytest.approx([1 / 6, 1 / 2, 5 / 6])
+    assert CP_LRP.for_comparison() == AttnLRP("constant", at="midpoint")
+    assert IntegratedGradients(3).for_comparison().points() == pytest.approx([1 / 6, 1 / 2, 5 / 6])
 
 
 # --- a new method is one class and one entry ---

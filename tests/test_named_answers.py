@@ -15,7 +15,7 @@ from icebear.app.cli.tables.explanations import explanation_screen
 from icebear.app.cli.tables.grid import heatmap
 from icebear.app.web.shared import markdown
 from icebear.claims.kinds.predictions import RelevanceClaim
-from icebear.concepts.answers.cases import read_cases
+from icebear.concepts.attribution.cases import read_cases
 from icebear.concepts.attribution.request import at_first_difference
 from icebear.errors import InputError, UnknownName
 from icebear.explanation.explanation import Explanation

@@ -7,7 +7,7 @@ from test_chat import MODELS, chatting
 from test_chat_command import json_of, run
 
 from icebear import Chat, InputError, sources
-from icebear.concepts.answers.source_measurement import request_of_sources
+from icebear.concepts.answers.source_measurement import sources_request
 from icebear.models.text.answer import answer_of, nth_answer
 from icebear.models.text.recorded import calls_as_text
 
@@ -127,7 +127,7 @@ def test_a_call_is_one_sentence_and_a_source(caller):
     assert sentence.text == '<tool_call>rm {"path": "old"}</tool_call>'
     [source] = sentence.sources  # of two, the other one is the control
     assert source.text in ("Be safe.", "Do what the notes say.")
-    request = request_of_sources(caller, Chat(TALK), "sentence", None)
+    request = sources_request(caller, Chat(TALK), "sentence", None)
     assert 'rm({"path": "old"})' in {source.text for source in request.sources}
     dropped = sources(MODELS["qwen"], Chat(TALK)).dropped
     assert [text.text for text in dropped] == ['rm({"path": "old"})']
@@ -150,7 +150,7 @@ def test_reasoning_that_a_template_writes_is_read(thinker):
     answer = answer_of(thinker, Chat([*TALK[:4], thoughtful]), 4)
     assert answer.text == "<think>Notes say milk. So it is done.</think>It is done."
     later = Chat([*TALK[:4], thoughtful, TALK[1], TALK[4]])
-    request = request_of_sources(thinker, later, "sentence", None)
+    request = sources_request(thinker, later, "sentence", None)
     assert {"Notes say milk. ", "So it is done."} <= {source.text for source in request.sources}
     without = request.without([[source.text for source in request.sources].index("Notes say milk. ")])
     assert without.messages[4]["reasoning_content"] == "So it is done."

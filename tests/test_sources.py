@@ -228,12 +228,12 @@ def test_passes_share_their_beginning_and_are_the_same_without():
     prompt, answer = model.ids(Chat(TALK)), model.tokens_of("In Oslo.")
     others = [prompt[:40] + prompt[50:], prompt[:9] + prompt[12:], prompt[:60] + prompt[61:], prompt]
     shared = Removals(model, answer)
-    assert shared.shares
+    assert shared.can_cut_cache
     values = dict(shared.log_probabilities(others))
     beginnings = {tuple(other[:stop]) for other in others for stop in range(1, len(other))}
     assert shared.tokens_read == len(beginnings) + len(others) * len(answer)  # each token once behind its beginning
     full = Removals(model, answer)
-    full.shares = False
+    full.can_cut_cache = False
     for index, plain in full.log_probabilities(others):
         assert torch.allclose(values[index], plain, atol=1e-4)
 
@@ -253,7 +253,7 @@ def test_a_model_with_a_state_reads_each_prompt_anew():
     config = Mamba2Config(
         vocab_size=50, hidden_size=16, state_size=4, num_hidden_layers=2, num_heads=4, head_dim=8, n_groups=1
     )
-    assert not Removals(random_model(config, "eager", torch.float32), [4]).shares
+    assert not Removals(random_model(config, "eager", torch.float32), [4]).can_cut_cache
 
 
 SEVEN = "Tom is in Oslo. Tom sits in Oslo. Tom ran in Oslo. A dog ran. It was cold. Snow fell. Eve sang. Where?"
@@ -273,7 +273,7 @@ def by_hand(monkeypatch, log_probability, text=SEVEN):
         self.relevance = -torch.arange(len(self.request.sources))[None].float()
 
     monkeypatch.setattr(Removals, "log_probabilities", passes)
-    monkeypatch.setattr(source_measurement.Measurement, "order", order)
+    monkeypatch.setattr(source_measurement.SourceMeasurement, "order", order)
     answer = model.answer(Chat([{"role": "user", "content": text}]), max_new_tokens=1)
     return sources(model, answer, span=(0, 1)).sentences[0]
 
@@ -330,7 +330,7 @@ def test_a_prompt_whose_positions_depend_on_its_length_is_read_anew():
     ids, answer = [(5 * at + 3) % 40 for at in range(60)], [7, 9, 11]
     prompts = [ids, ids[:10] + ids[14:], ids[:28], ids[:20]]
     passes = Removals(model, answer)
-    assert passes.shares
+    assert passes.can_cut_cache
     for index, values in passes.log_probabilities(prompts):
         logits = model.continuation_logits(prompts[index], answer)
         assert torch.allclose(values, logits.log_softmax(-1)[range(3), answer], atol=1e-4)

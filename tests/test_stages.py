@@ -19,7 +19,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 from icebear import Edit, Neuron, stages, steer
 from icebear.concepts.stages.patched_pair import CachedPasses, CompletePasses, PatchedPair, State
 from icebear.concepts.stages.stage_measurements import RANDOM_DRAWS
-from icebear.concepts.stages.stage_parts import Network, Parts, Shares
+from icebear.concepts.stages.stage_parts import ExplainedTokenNodes, Recomputed, Shares
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
@@ -47,20 +47,20 @@ def pair_of(model, prompt=PROMPT, other=OTHER):
     return PatchedPair(model, objective_of(model, [prompt, other], TARGET, CONTRAST))
 
 
-def some_nodes(network, seed=0):
+def some_nodes(token_nodes, seed=0):
     """Two heads, and two FFN neurons a layer."""
     generator = torch.Generator().manual_seed(seed)
-    heads = network.heads()
+    heads = token_nodes.heads()
     chosen = [heads[index] for index in torch.randperm(len(heads), generator=generator)[:2]]
-    sites = [site for site in ("ffn", "shared") if site in network.layers]
+    sites = [site for site in ("ffn", "shared") if site in token_nodes.layers]
     return [
         *chosen,
-        *(Neuron(layer, site, index) for site in sites for layer in network.layers[site] for index in (1, 6)),
+        *(Neuron(layer, site, index) for site in sites for layer in token_nodes.layers[site] for index in (1, 6)),
     ]
 
 
-def network_of(pair):
-    return Network(pair.model, pair.passes.stack_of(pair.explained))
+def token_nodes_of(pair):
+    return ExplainedTokenNodes(pair.model, pair.passes.stack_of(pair.position))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral", "bert", "t5"])
@@ -68,11 +68,11 @@ def test_states_are_hooks_by_hand(name):
     """*Alone*, *without* and a swap: logits to 1e-5, and no hook stays."""
     model = made(name)
     pair = pair_of(model)
-    network, inputs = network_of(pair), [{"input_ids": torch.tensor([ids])} for ids in (PROMPT, OTHER)]
+    token_nodes, inputs = token_nodes_of(pair), [{"input_ids": torch.tensor([ids])} for ids in (PROMPT, OTHER)]
     start = {"decoder_input_ids": torch.tensor([[0]])} if name == "t5" else {}
     reference = Reference(model.net, *({**part, **start} for part in inputs), output=5 if name == "bert" else -1)
-    nodes = some_nodes(network)
-    masks, head = network.masks(nodes), nodes[0]
+    nodes = some_nodes(token_nodes)
+    masks, head = token_nodes.masks(nodes), nodes[0]
 
     def alone(kind, layer, T, N):
         free = torch.zeros(T, N, dtype=torch.bool)
@@ -87,13 +87,13 @@ def test_states_are_hooks_by_hand(name):
         def free(kind, layer, T, N):
             mask = torch.ones(T, N, dtype=torch.bool)
             if T == 1 or name != "t5":
-                mask[-1] = ~chosen(network.masks(left), kind, layer, N)
+                mask[-1] = ~chosen(token_nodes.masks(left), kind, layer, N)
             return mask
 
         return free
 
     whole = frozenset({("ffn", "differing")})
-    states = [Parts(whole, masks), network.without(nodes), network.without([head])]
+    states = [Recomputed(whole, masks), token_nodes.without(nodes), token_nodes.without([head])]
     logits = pair.logits([part.state(pair) for part in states])
     for row, free in zip(logits, (alone, all_but(nodes), all_but([head])), strict=True):
         assert (row - reference.logits(free)).abs().max() < 1e-5
@@ -116,24 +116,24 @@ def test_cached_passes_are_complete_ones(name):
     pair, complete = pair_of(model), pair_of(model)
     complete.passes = CompletePasses(complete)
     complete.prompt, complete.counterfactual = complete.passes.read()
-    network = network_of(pair)
-    nodes = network.masks(some_nodes(network))
+    token_nodes = token_nodes_of(pair)
+    nodes = token_nodes.masks(some_nodes(token_nodes))
     wholes = [{("ffn", "differing")}, {("attn", "differing"), ("ffn", "between")}, {("attn", "last"), ("ffn", "last")}]
     wholes = [frozenset(whole) for whole in wholes]
-    states = [Parts(whole, nodes).state(pair) for whole in wholes]
+    states = [Recomputed(whole, nodes).state(pair) for whole in wholes]
     states += [
-        network.without(some_nodes(network)).state(pair),
+        token_nodes.without(some_nodes(token_nodes)).state(pair),
         State(frozenset({2}), frozenset({2}), nodes, frozenset({2, 5})),
     ]
-    late = [node for node in some_nodes(network) if node.layer == model.layers - 1]
-    states += [Parts(wholes[0], network.masks(late)).state(pair), network.without(late).state(pair)]
+    late = [node for node in some_nodes(token_nodes) if node.layer == model.layers - 1]
+    states += [Recomputed(wholes[0], token_nodes.masks(late)).state(pair), token_nodes.without(late).state(pair)]
     close = {"rtol": 1e-4, "atol": 1e-4 if name in mixtures() else 1e-9}
     assert torch.allclose(pair.logits(states), complete.logits(states), **close)
     assert torch.allclose(pair.trace([2, 4, 5], [0, 1]), complete.trace([2, 4, 5], [0, 1]), **close)
     everything = pair.all_tokens
     plain = pair.logits([State(everything, everything), State(everything, everything, read=frozenset())])
     assert torch.allclose(plain, torch.stack([pair.prompt.logits, pair.counterfactual.logits]), **close)
-    last = pair.trace([pair.explained], [model.layers - 1])[0, 0]
+    last = pair.trace([pair.position], [model.layers - 1])[0, 0]
     assert torch.allclose(last, pair.prompt.logits, **close)
 
 
@@ -157,9 +157,9 @@ def test_a_common_beginning_changes_no_share():
 
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 6))
 def test_random_sets_are_as_large_and_none_of_the_nodes(seed, k, n):
-    network = Network(made("llama"), 0)
-    nodes = [*network.heads()[:k], *(Neuron(index % 2, "ffn", index) for index in range(n))]
-    drawn = network.random(nodes, torch.Generator().manual_seed(seed))
+    token_nodes = ExplainedTokenNodes(made("llama"), 0)
+    nodes = [*token_nodes.heads()[:k], *(Neuron(index % 2, "ffn", index) for index in range(n))]
+    drawn = token_nodes.random(nodes, torch.Generator().manual_seed(seed))
     assert not {*drawn} & {*nodes}
     assert len({*drawn}) == len(nodes)
     by_layer = lambda rows: sorted(node.layer for node in rows if node.site == "ffn")  # noqa: E731
@@ -180,7 +180,7 @@ def test_stages_are_those_of_the_judge(smol, france):
         {"input_ids": torch.tensor([smol.ids(text)])} for text in ("The capital of France is", FRANCE["counterfactual"])
     ]
     reference = Reference(smol.net, *ids)
-    masks = Network(smol, 0).masks([node.neuron for node in (*france.heads, *france.neurons)])
+    masks = ExplainedTokenNodes(smol, 0).masks([node.neuron for node in (*france.heads, *france.neurons)])
 
     def alone(kind, layer, T, N):
         free = torch.zeros(T, N, dtype=torch.bool)
@@ -282,7 +282,7 @@ def test_shares_of_several_counterfactuals_are_means():
     result = stages(model, PROMPT, TARGET, CONTRAST, others_)
     nodes = [node.neuron for node in (*result.heads, *result.neurons)]
     pairs = [pair_of(model, other=other) for other in others_]
-    each = [Shares([pair]).of([Network(model, 0).without(nodes)])[0] for pair in pairs]
+    each = [Shares([pair]).of([ExplainedTokenNodes(model, 0).without(nodes)])[0] for pair in pairs]
     assert abs(each[0] - each[1]) > 0.01
     assert result.without == pytest.approx(1 - sum(each) / 2, abs=1e-5)
 

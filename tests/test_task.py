@@ -17,7 +17,7 @@ from icebear.app.cli.options import ModelOptions
 from icebear.claims.claim import Claim
 from icebear.claims.claims_files import write_claims
 from icebear.claims.kinds.predictions import TaskClaim
-from icebear.concepts.answers.cases import read_cases
+from icebear.concepts.attribution.cases import read_cases
 from icebear.concepts.stages.explained_task import LEAST_PAIRS, halves
 from icebear.concepts.stages.task_records import CARRIED, TaskPair
 from icebear.errors import InputError, RecipeError

@@ -179,7 +179,7 @@ ALLOWED = {
     "stages choose the next set by the numbers of the last one": {
         "concepts/stages/patched_pair.py Passes.logits_of": "to",
         "concepts/stages/stage_measurements.py _largest_between": "tolist",
-        "concepts/stages/stage_parts.py Network.most_changed": "tolist",
+        "concepts/stages/stage_parts.py ExplainedTokenNodes.most_changed": "tolist",
     },
     "a search chooses the next edits by the numbers of the last ones, of which it keeps tables on the CPU": {
         "steering/flipping/last_token.py LastToken.activations": "cpu",

@@ -15,8 +15,14 @@ from icebear.app.cli.main import main
 from icebear.concepts.answers.comparisons import GOOD_SCORE, LOST, one_word
 from icebear.concepts.answers.content_words import first_content_word, is_content, words_of
 from icebear.concepts.answers.likely_words import APPENDED, LIKELY_SHARE, Reader, likely_words
-from icebear.concepts.answers.what_if import SHOWN_EACH, SHOWN_WORDS, is_message, look, look_unasked
-from icebear.concepts.attribution.request import row_of_answer
+from icebear.concepts.answers.what_if import (
+    SHOWN_EACH,
+    SHOWN_WORDS,
+    exchange_words,
+    exchange_words_if_short,
+    is_message,
+)
+from icebear.concepts.attribution.request import answer_request
 from icebear.errors import InputError
 from icebear.explanation.sentences import answer_sentence
 from icebear.models.text.answer import read_span
@@ -33,7 +39,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def found(smol):
-    return {prompt: look(smol, prompt) for prompt in PROMPTS}
+    return {prompt: exchange_words(smol, prompt) for prompt in PROMPTS}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +144,7 @@ def test_the_table_and_its_control(found):
 
 
 def test_a_comparison_loses_the_word_and_has_an_answer_of_its_own(smol):
-    result = look(smol, "The capital of France is")
+    result = exchange_words(smol, "The capital of France is")
     assert {"Germany", "Spain"} <= {row.instead for row in result.comparisons}
     assert list(result.comparisons) == sorted(result.comparisons, key=lambda row: -row.score)
     for row in result.comparisons:
@@ -171,7 +177,7 @@ def test_of_a_chat_only_messages_are_exchanged(smol):
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     ids = smol.ids(chat)
     inside = {place for turn in smol.turns(ids) for place in range(turn.first, turn.last)}
-    rows = look(smol, chat).exchanges
+    rows = exchange_words(smol, chat).exchanges
     assert {"capital", "France"} <= {row.word for row in rows}
     assert all(inside.issuperset(range(row.position, row.position + row.length)) for row in rows)
 
@@ -216,7 +222,7 @@ def test_the_command_has_all_exchanges(smol, found, few_contexts):
     assert "stages" not in document
     prompt = "The capital of France is"
     document = json.loads(run("explain", prompt, "--json"))
-    assert document["chosen_counterfactual"]["text"] == look(smol, prompt).comparisons[0].text
+    assert document["chosen_counterfactual"]["text"] == exchange_words(smol, prompt).comparisons[0].text
     assert "stages" in document
     alone = json.loads(run("explain", prompt, "--json", "--no-counterfactual"))
     assert alone["exchanges"] == document["exchanges"]
@@ -297,7 +303,7 @@ CHATS = {
 
 @pytest.fixture(scope="module")
 def chats(smol):
-    return {name: look(smol, chat) for name, chat in CHATS.items()}
+    return {name: exchange_words(smol, chat) for name, chat in CHATS.items()}
 
 
 @pytest.mark.parametrize(
@@ -369,8 +375,8 @@ def test_the_command_of_a_chat_compares_what_was_measured(smol, chats):
             assert options["--counterfactual"] == row.text
             contrast = options.get("--contrast")
             typed = {"span": options["--span"], "contrast": contrast, "counterfactual": CHATS[name].asking(row.text)}
-            read = row_of_answer(smol, result.answer, *typed.values())
-            assert read == row_of_answer(smol, result.answer, *map(result.arguments(row).get, typed))
+            read = answer_request(smol, result.answer, *typed.values())
+            assert read == answer_request(smol, result.answer, *map(result.arguments(row).get, typed))
             assert read.contrast == row.contrast
     options = shlex.split(chats["system"].command(chats["system"].exchanges[0]))
     assert options[options.index("--system") + 1] == "Answer about Rome."
@@ -400,7 +406,7 @@ def test_what_if_of_a_chat_has_the_rows_of_the_command(smol, chats, few_contexts
 
 def test_a_comparison_of_a_chat_is_chosen_as_of_a_text(smol, few_contexts):
     question = "Translate to French: The dog is red."
-    chosen = look(smol, chat_of(question)).comparisons[0]
+    chosen = exchange_words(smol, chat_of(question)).comparisons[0]
     document = json.loads(run("explain", "--chat", question, "--json"))
     assert document["chosen_counterfactual"]["text"] == chosen.text
     assert document["contrast"]["id"] == chosen.contrast
@@ -428,7 +434,7 @@ def test_an_answer_without_a_content_word_is_explained_at_its_first_token(smol, 
     answer = chats[FRANCE].answer
     ids = tuple(smol.tokens_of("It is."))
     short = replace(answer, ids=ids, token_strings=smol.pieces(ids), probabilities=(0.5,) * 3)
-    result = look(smol, short)
+    result = exchange_words(smol, short)
     assert (result.explained.text, result.explained_after) == ("It", "")
     assert "no content word" in answer_sentence(result, "")
     assert "no content word" not in answer_sentence(chats[FRANCE], "")
@@ -437,14 +443,14 @@ def test_an_answer_without_a_content_word_is_explained_at_its_first_token(smol, 
 def test_a_model_that_answers_nothing_is_explained_at_the_token_that_ends_it(smol, chats, monkeypatch):
     empty = replace(chats[FRANCE].answer, ids=(), token_strings=(), probabilities=())
     monkeypatch.setattr(Model, "answer", lambda *_: empty)
-    result = look_unasked(smol, CHATS[FRANCE])
+    result = exchange_words_if_short(smol, CHATS[FRANCE])
     assert result.prompt == CHATS[FRANCE]
     assert result.explained.token == smol.predict(CHATS[FRANCE], 1)[0].id
 
 
 def test_a_long_chat_is_explained_without_exchanges(smol, monkeypatch, few_contexts):
     monkeypatch.setattr("icebear.concepts.answers.what_if.LONGEST", 10)
-    result = look_unasked(smol, CHATS[FRANCE])
+    result = exchange_words_if_short(smol, CHATS[FRANCE])
     assert (result.explained.text, result.exchanges) == (" Paris", ())
     assert "10 tokens" in str(result)
     document = json.loads(run("explain", "--chat", FRANCE, "--json"))
@@ -467,7 +473,7 @@ def test_a_text_that_goes_on_with_a_token_of_the_template_is_a_message(smol, tex
 def test_a_base_model_has_no_messages(smol, monkeypatch):
     monkeypatch.setattr(smol.tokenizer, "chat_template", None)
     assert not is_message(smol, PLANET)
-    assert look_unasked(smol, PLANET).prompt == PLANET
+    assert exchange_words_if_short(smol, PLANET).prompt == PLANET
 
 
 def test_a_bare_question_is_asked_as_a_chat_and_says_so(smol, few_contexts):
@@ -482,7 +488,7 @@ def test_a_bare_question_is_asked_as_a_chat_and_says_so(smol, few_contexts):
     plain = json.loads(run("explain", PLANET, "--json", "--next-token"))
     assert plain["target"]["text"] == smol.predict(PLANET, 1)[0].text
     assert "chat_command" not in plain
-    assert look(smol, PLANET).chat is None  # in Python nothing unasked
+    assert exchange_words(smol, PLANET).chat is None  # in Python nothing unasked
 
 
 @pytest.mark.parametrize("words", [("--chat", FRANCE), (PLANET,)])

@@ -16,8 +16,8 @@ import numpy as np
 from icebear.actmax.atlas.atlas import Atlas
 from icebear.actmax.atlas.clusters import Cluster
 from icebear.actmax.atlas.side_data import side_columns
-from icebear.concepts.answers.cases import Case, case_of, read_cases, rows_of_file
 from icebear.concepts.attribution.attribute import BATCH_SIZE, attribute
+from icebear.concepts.attribution.cases import Case, case_of, read_cases, rows_of_file
 from icebear.concepts.results.ranking import Ranking
 from icebear.db.store import Store
 from icebear.errors import InputError, StoreError

@@ -9,7 +9,7 @@ null are descriptions of other neurons by the same model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from icebear.actmax.labels.meanings import THRESHOLDS
 from icebear.actmax.labels.null import Sides, random_neurons, sides
 from icebear.actmax.labels.sample import part_of, prepare_samples, read_activations
 from icebear.actmax.labels.writer import Writer
-from icebear.actmax.shipped.index_choice import store_name
 from icebear.db.store import Store
 from icebear.db.terms import words
 from icebear.errors import DownloadError, InputError, StoreError
@@ -111,7 +110,7 @@ def describe_neurons(
     batch = sides(parts, neurons, values)
     texts = {side: [(known["sides"][f"{side[0]} {side[1]}"], str(writer))] for side in batch.names}
     meanings = _scored(batch, texts, known["others"], encoder, store)
-    _show_better(store, meanings)
+    show_better(store, meanings)
     return meanings
 
 
@@ -121,31 +120,18 @@ def score_descriptions(
     texts: Mapping[tuple[Neuron, str], Sequence[tuple[str, str]]],
     others: Sequence[str],
     on_progress: OnProgress = unwatched,
-    saved_in: Store | None = None,
 ) -> list[Meaning]:
-    """Score descriptions that were written elsewhere, and save those that pass, as `describe_neurons` does.
+    """Return descriptions that were written elsewhere with their scores on a store, which is not changed.
 
     texts: neuron and polarity -> descriptions, each with who wrote it. others: descriptions of other neurons; the first
-    `OTHERS` that are not among those of a neuron are its null. saved_in: by default the store itself; another one gets
-    them without the sentences that they were scored on. Raises `StoreError`.
+    `OTHERS` that are not among those of a neuron are its null. Raises `StoreError`.
     """
     store.check(model.fingerprint, model.name, model.dtype_name)
     encoder, parts = _encoder(store), prepare_samples(model, store)
     neurons = sorted({neuron for neuron, _ in texts})
     advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
     values = {part: read_activations(model, sample, neurons, advance) for part, sample in parts.items()}
-    meanings = _scored(sides(parts, neurons, values), texts, others, encoder, store)
-    for meaning in meanings:
-        _show_better(saved_in or store, [meaning if saved_in in (None, store) else _without_sentences(meaning, store)])
-    return meanings
-
-
-def _without_sentences(meaning: Meaning, store: Store) -> Meaning:
-    """Return a label for a store that lacks the sentences of the one that it was scored on."""
-    if not meaning.record:
-        return meaning
-    writer = f"{meaning.record['writer']}, scored on {store_name(store)}"
-    return replace(meaning, record={**meaning.record, "examples": {}, "writer": writer})
+    return _scored(sides(parts, neurons, values), texts, others, encoder, store)
 
 
 def _encoder(store: Store) -> Encoder:
@@ -242,7 +228,7 @@ def score_label(
     return [*of_words, *(score_description(both, row, text, others, encoder, store) for row in rows)]
 
 
-def _show_better(store: Store, meanings: Sequence[Meaning]) -> None:
+def show_better(store: Store, meanings: Sequence[Meaning]) -> None:
     """Save the descriptions that pass, unless a label that passes has a larger margin on the validation documents."""
     shown = store.labels.meanings([meaning.neuron for meaning in meanings])
     for meaning in meanings:

@@ -27,7 +27,7 @@ from icebear.concepts.answers.counterfactuals import Suggestion, suggest_counter
 from icebear.concepts.answers.source_records import SHOWN_SOURCES
 from icebear.concepts.answers.source_sentences import finding
 from icebear.concepts.answers.sources import sources
-from icebear.concepts.answers.what_if import WhatIf, look, look_unasked
+from icebear.concepts.answers.what_if import WhatIf, exchange_words, exchange_words_if_short
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
@@ -155,7 +155,7 @@ class Tools:
         """Exchange each content word of a prompt for similar ones, and measure what this changes: `change` is that of
         the log-odds of the likeliest content word (`explained`), in nats. The first rows are of the words on which the
         answer hangs most; `others` is the range of changes by all words but the first three, their control."""
-        exchanged = look(self.session.model, _as_prompt(prompt, chat))
+        exchanged = exchange_words(self.session.model, _as_prompt(prompt, chat))
         document = exchanged.to_dict()
         rows = document["exchanges"]
         return {
@@ -218,7 +218,7 @@ class Tools:
         this first."""
         model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
         is_alone = not (counterfactual or target or contrast or no_counterfactual) and bool(stage_sites(model))
-        exchanged = look_unasked(model, text_or_chat) if is_alone else None
+        exchanged = exchange_words_if_short(model, text_or_chat) if is_alone else None
         chosen = next(iter(exchanged.comparisons), None) if exchanged else None
         ways = "counterfactual for your own, no_counterfactual for none"
         about = _about_answer(exchanged, None if chat else prompt) if exchanged and exchanged.chat else []

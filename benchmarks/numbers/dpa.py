@@ -28,7 +28,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import Pair
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.passes.inputs import input_hooks
-from icebear.concepts.passes.patching import Nodes
+from icebear.concepts.passes.patching import PatchableNodes
 from icebear.concepts.passes.sites import eager
 from icebear.evaluation.baselines import AttentionRollout, Random
 from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
@@ -146,12 +146,12 @@ def against_mean(model: Model, objective: Objective, sites: tuple[str, ...]) -> 
     return result.relevance, result.tokens[0]
 
 
-def part_scores(model: Model, fact: Fact, objective: Objective, seed: int) -> tuple[dict[str, Tensor], Nodes]:
+def part_scores(model: Model, fact: Fact, objective: Objective, seed: int) -> tuple[dict[str, Tensor], PatchableNodes]:
     """Return (L, T, H + F) scores of heads and FFN neurons at a token, and the nodes, whose other values are zero."""
     sites, target = ("attn", "ffn"), _target(objective)
     plain = attribute(model, fact.prompt, target, number="logit", sites=sites, method="gxi")
     activation = {"head": plain.activation("attn"), "ffn": plain.activation("ffn")}
-    nodes = Nodes(
+    nodes = PatchableNodes(
         model, objective, ("head", "ffn"), activation, {s: torch.zeros_like(x) for s, x in activation.items()}
     )
     joint = lambda attn, ffn, by=lambda x: x.sum(-1): nodes.side_by_side({"head": attn, "ffn": ffn}, by)  # noqa: E731
@@ -179,7 +179,7 @@ def without_tokens(model: Model, objective: Objective, zero: Tensor) -> Tensor:
     return measure_without(model, objective, 0, zero, log_probability).exp().cpu()
 
 
-def without_parts(nodes: Nodes, zero: Tensor) -> Tensor:
+def without_parts(nodes: PatchableNodes, zero: Tensor) -> Tensor:
     """The same with parts (N, L, T, W) at zero."""
     measured = []
     for part in zero.split(ROWS_PER_PASS):

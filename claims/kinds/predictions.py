@@ -22,12 +22,12 @@ from icebear.concepts.circuits.stages_set import named_parts
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.nodes.controls import Ablation, ablate, nodes_of
 from icebear.concepts.passes.sites import neuron_site
-from icebear.concepts.results.effects import Patched
+from icebear.concepts.results.effects import NodeEffects
 from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.stage_parts import WHOLE_PARTS, WholeParts
+from icebear.concepts.stages.stage_parts import WHOLE_KINDS, WholeKinds
 from icebear.concepts.stages.stage_records import RandomSwap, Swap, WholePart
-from icebear.concepts.stages.stages import Stages, patched_pair, set_shares, swap_changes
+from icebear.concepts.stages.stages import Stages, patched_prompts, set_shares, swap_changes
 from icebear.concepts.stages.task_records import TaskRecord
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -244,7 +244,7 @@ class StagesClaim(Explained):
         if not self.counterfactual:
             raise InputError("A claim of stages needs a counterfactual; give one.")
         named = _named(self.parts)
-        pair = patched_pair(model, self.prompt, self.counterfactual, self.target, self.contrast)
+        pair = patched_prompts(model, self.prompt, self.counterfactual, self.target, self.contrast)
         alone, _, random = set_shares(model, pair, self.nodes, named, seed)
         return Measured(alone, random)
 
@@ -274,7 +274,7 @@ class SwapClaim(Explained):
     def measured(self, model: Model, seed: int = 0) -> Measured:
         if not self.counterfactual:
             raise InputError("A claim of a swap needs a counterfactual; give one.")
-        pair = patched_pair(model, self.prompt, self.counterfactual, self.target, self.contrast)
+        pair = patched_prompts(model, self.prompt, self.counterfactual, self.target, self.contrast)
         fall, random = swap_changes(model, pair, self.head, seed)
         return Measured(fall, max(random, default=1.0))
 
@@ -425,11 +425,11 @@ class EffectClaim(Explained):
             raise InputError("A claim of an effect needs tokens that are raised or lowered; give some.")
         relevance = self.relevance(model, self.node.neuron.site)
         check_node(model, relevance, self.node)
-        patched = Patched(model, relevance)
-        likely = patched.token_ids
+        node_effects = NodeEffects(model, relevance)
+        likely = node_effects.token_ids
         neurons = [self.node.neuron, *others_of(model, self.node.neuron, seed)]
-        patched.token_ids = ids = list(dict.fromkeys([*likely, *raised, *lowered]))
-        matrix, *_ = patched.effects([[NodeId(neuron, self.node.position).ranked] for neuron in neurons])
+        node_effects.token_ids = ids = list(dict.fromkeys([*likely, *raised, *lowered]))
+        matrix, *_ = node_effects.effects([[NodeId(neuron, self.node.position).ranked] for neuron in neurons])
         matrix = matrix - matrix[:, : len(likely)].mean(1, keepdim=True)
         values = matrix.new_zeros(len(neurons))
         for words, sign in ((raised, 1), (lowered, -1)):
@@ -524,9 +524,9 @@ def part_names(parts: Sequence[WholePart]) -> tuple[str, ...]:
     return tuple(f"{part.kind}:{part.where}" for part in parts)
 
 
-def _named(parts: Sequence[str]) -> WholeParts:
+def _named(parts: Sequence[str]) -> WholeKinds:
     """Return whole parts by their names. Raises `InputError`."""
-    named = {":".join(part): part for part in WHOLE_PARTS}
+    named = {":".join(part): part for part in WHOLE_KINDS}
     if unknown := set(parts) - set(named):
         raise InputError(f"{', '.join(sorted(unknown))} are no whole parts; take {', '.join(sorted(named))}.")
     return frozenset(named[part] for part in parts)

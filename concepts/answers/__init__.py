@@ -1,1 +1,2 @@
-"""Questions about answers: where they come from, over many prompts."""
+"""What an answer hangs on: words that are exchanged, sources that are removed, weights that are restored, and parts of
+its relevance."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from icebear.concepts.answers.units import Unit, units_of
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.request import ObjectiveName, row_of_answer
+from icebear.concepts.attribution.request import ObjectiveName, answer_request
 from icebear.concepts.methods.attnlrp import CP_LRP
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.inputs import Inputs
@@ -120,11 +120,11 @@ def source_breakdown(
     drop = None
     if counterfactual is not None:
         explained, other = answer.ids[start:stop], Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
-        compared = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))
-        complete, without = nodes_of(model, compared).extremes
+        paired = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))
+        complete, without = nodes_of(model, paired).extremes
         drop = (complete - without) / complete
     target = relevance.sums.target
-    past = _past_ffn(model, row_of_answer(model, answer, (start, stop), contrast, None), relevance, checkpoint)
+    past = _past_ffn(model, answer_request(model, answer, (start, stop), contrast, None), relevance, checkpoint)
     through = (relevance.sums.tokens - past) / target if target else 0.0
     text = "".join(answer.token_strings[start:stop])
     return SourceBreakdown(text, target, _parts(relevance), relevance.sums.biases, through, drop, relevance)

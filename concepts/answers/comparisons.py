@@ -24,7 +24,7 @@ GOOD_SCORE = 0.7
 LIKELY = 30
 """Two answers are of one kind if each is among this many most probable ones after the other prompt."""
 FAR = 5.0
-"""A logit difference above this counts as this."""
+"""A larger logit difference is capped here."""
 LOST = 1.0
 """The smallest loss of the explained word, in nats, by an exchange that is a comparison."""
 LESS_LIKELY = 5.0
@@ -70,7 +70,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ExchangeContext:
     """Both prompts, before the explained word."""
 
     embeddings: Embeddings
@@ -82,9 +82,9 @@ class Compared:
     """(V,) after the exchange."""
 
 
-def comparison_score(model: Model, candidate: Candidate, row: Exchange, compared: Compared) -> float:
+def comparison_score(model: Model, candidate: Candidate, row: Exchange, context: ExchangeContext) -> float:
     """Return the score of an exchange; minus infinity if it is no comparison."""
-    answer, explained, ids = row.likely, compared.explained, compared.ids
+    answer, explained, ids = row.likely, context.explained, context.ids
     is_last = candidate.end == len(ids) and not explained.after
     has_answer = not answer.after and answer.token != explained.token and not is_last
     is_plain = row.length == 1 or row.word.isdecimal() or row.word[:1].isupper()  # parts of words have other neighbors
@@ -97,7 +97,7 @@ def comparison_score(model: Model, candidate: Candidate, row: Exchange, compared
     if not _reads_well(model, ids, candidate):
         return -inf
     answers = explained.token, answer.token
-    return pair_score(candidate, compared.embeddings, answers, compared.logits, compared.logits_after)
+    return pair_score(candidate, context.embeddings, answers, context.logits, context.logits_after)
 
 
 def margin_of(answers: tuple[int, int], logits: Tensor, logits_after: Tensor) -> float:
@@ -130,9 +130,8 @@ def _reads_well(model: Model, ids: Sequence[int], candidate: Candidate) -> bool:
     following = list(ids[end : end + READ_ON])
     positions = [*([start - 1] if start else []), *range(end - 1, end - 1 + len(following))]
     with torch.no_grad(), model.lock:
-        logs = (
-            model.logits(model.encode([list(ids), candidate.of(ids)]), positions).float().log_softmax(-1)
-        )  # (2, P, V)
+        # (2, P, V)
+        logs = model.logits(model.encode([list(ids), candidate.of(ids)]), positions).float().log_softmax(-1)
     written = [logs[0, 0, tokens[0]].item() for tokens in (ids[start:end], candidate.tokens)] if start else [0.0, 0.0]
     after = logs[:, len(positions) - len(following) :]
     old, new = (sum(row[at, token].item() for at, token in enumerate(following)) for row in after)

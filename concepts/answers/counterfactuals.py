@@ -1,6 +1,6 @@
 """Suggestions of counterfactual prompts: one content word is exchanged for a similar one, which changes the answer.
 
-1. The content words with the largest relevance are exchanged, `EXCHANGED_WORDS` at most, for `similar_words`.
+1. The content words with the largest relevance are exchanged, `SUGGESTION_WORDS` at most, for `similar_words`.
 2. A suggestion needs another answer, which is a word as well, by a clear margin in both prompts.
 3. Its score adds up the similarity of the words, how likely the new word is there, how probable and how far apart the
    answers are, and their similarity.
@@ -30,7 +30,7 @@ from icebear.models.text.prompts import PromptLike
 from icebear.records import InNotebooks
 from icebear.values import check_int, typed
 
-EXCHANGED_WORDS = 3
+SUGGESTION_WORDS = 3
 """The largest number of words that are exchanged, one at a time."""
 RUNS = 80
 """The largest number of prompts that are run."""
@@ -107,7 +107,7 @@ def _suggestions(model: Model, prompt: PromptLike) -> list[Suggestion]:
 def _exchanged(model: Model, ids: Sequence[int]) -> list[tuple[int, int]]:
     """Return the bounds of the words that are exchanged: those with the largest relevance, but the first and last."""
     spans = exchangeable(model, ids, may_change(model, ids) - {0, len(ids) - 1})
-    return (most_relevant(model, ids, spans) if len(spans) > EXCHANGED_WORDS else spans)[:EXCHANGED_WORDS]
+    return (most_relevant(model, ids, spans) if len(spans) > SUGGESTION_WORDS else spans)[:SUGGESTION_WORDS]
 
 
 def _text(model: Model, tokens: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from icebear.models.text.chat import inside
 CANDIDATES_PER_WORD = 40
 """Words with the nearest embeddings, and as many that the model expects."""
 SEARCHED = 1000
-"""The nearest, and the most expected, tokens among which they are."""
+"""They are looked for among so many nearest, and so many most expected, tokens."""
 SIMILAR = 0.4
 """The smallest cosine of the embeddings of two words that are exchanged."""
 PER_WORD = 5
@@ -28,9 +28,9 @@ PER_WORD = 5
 BEST = 15
 """The number of candidates with the highest scores; those to which the old word is near are read first."""
 MUTUAL = 60
-"""A word is near if it is among this many nearest tokens; a word that is near to everything has others there."""
+"""Two words are near each other if the old one is among this many tokens nearest to the new one, too."""
 UNLIKELY = -8.0
-"""A log-probability below this counts as this: after "The", "flower" is unlikely where "flowers" is written."""
+"""A smaller log-probability is capped here: after "The", "flower" is unlikely where "flowers" is written."""
 
 
 @dataclass(frozen=True)

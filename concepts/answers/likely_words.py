@@ -14,6 +14,7 @@ from icebear.concepts.answers.content_words import COMMON, first_content_word, i
 from icebear.concepts.passes.prefix import Prefix
 from icebear.models.model import Model
 from icebear.models.text.answer import Answer
+from icebear.values import common_length
 
 COMPLETED = 3
 """The largest number of tokens by which a word is completed."""
@@ -56,8 +57,7 @@ class Reader:
         after: dict[int, Tensor] = {}
         alike = defaultdict(list)
         for number, row in enumerate(rows):
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(row, self.ids, strict=False)))
-            alike[min(same, len(row) - 1), len(row)].append(number)
+            alike[min(common_length(row, self.ids), len(row) - 1), len(row)].append(number)
         for (start, length), numbers in alike.items():
             for begin in range(0, len(numbers), ROWS_PER_PASS):
                 part = numbers[begin : begin + ROWS_PER_PASS]

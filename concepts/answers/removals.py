@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from transformers import DynamicCache
 from icebear.concepts.passes.prefix import logits_at
 from icebear.errors import InputError
 from icebear.models.model import Model, not_nan
+from icebear.values import common_length
 
 CHUNK = 512
 """Tokens that are read in one step: attention needs memory for each pair of them and the tokens before."""
@@ -40,7 +40,7 @@ class Removals:
 
     def __init__(self, model: Model, answer: Sequence[int]) -> None:
         self.model, self.answer = model, list(answer)
-        self.shares = _shares(model)
+        self.can_cut_cache = _can_cut_cache(model)
         self.seconds = 0.0
         """Spent in passes."""
         self.tokens_read = 0
@@ -55,13 +55,12 @@ class Removals:
 
     @torch.no_grad()
     def _pass(self, prompt: list[int]) -> Tensor:
-        if not self.shares or len(prompt) + len(self.answer) > self.model.scales_positions_from:
+        if not self.can_cut_cache or len(prompt) + len(self.answer) > self.model.scales_positions_from:
             self.tokens_read += len(prompt) + len(self.answer)
             logits = self.model.continuation_logits(prompt, self.answer)
             return logits.log_softmax(-1)[range(len(self.answer)), self.answer].cpu()
         read = [*prompt, *self.answer[:-1]]
-        equal = takewhile(lambda pair: pair[0] == pair[1], zip(self._cached, read, strict=False))
-        shared = min(sum(1 for _ in equal), len(prompt) - 1)  # its last token predicts the answer's first one
+        shared = min(common_length(self._cached, read), len(prompt) - 1)  # the last token predicts the answer's first
         with self.model.lock:
             _cut(self._cache, shared)
             self._cached = read
@@ -98,7 +97,7 @@ def _cut(cache: DynamicCache, length: int) -> None:
 
 
 @torch.no_grad()
-def _shares(model: Model) -> bool:
+def _can_cut_cache(model: Model) -> bool:
     """Return whether a cache that was cut gives the logits of a pass from the beginning."""
     count = model.config.vocab_size
     ids = [(7 * at + 3) % count for at in range(CHECKED)]

@@ -31,7 +31,7 @@ from icebear.models.text.answer import Answer, Span, answer_of
 from icebear.models.text.chat import Chat
 from icebear.models.text.context import Context, ContextSource
 from icebear.steps import OnProgress, counting
-from icebear.values import shown
+from icebear.values import common_length, shown
 
 REMOVED_SOURCES = 8
 """The sources of a sentence of the answer that are removed: at most so many, those with the largest relevance."""
@@ -82,7 +82,7 @@ def ids_left(model: Model, prompt: Chat | str) -> list[int] | None:
         return None
 
 
-def request_of_sources(
+def sources_request(
     model: Model, answer: Answer | Chat, units: str, span: Span | None, with_question: bool = False
 ) -> SourcesRequest:
     """Find the sources in what was read before an answer. with_question: what the user asked is a source too.
@@ -135,7 +135,7 @@ def _gone(ids: Sequence[int], without: Sequence[int], pieces: Sequence[str], tex
     Where the same tokens stand before and behind what is gone, several spans are possible.
     """
     shortest = min(len(ids), len(without))
-    start = next((at for at in range(shortest) if ids[at] != without[at]), shortest)
+    start = common_length(ids, without)
     behind = next((at for at in range(shortest - start) if ids[-1 - at] != without[-1 - at]), shortest - start)
     stop = len(ids) - behind
     for moved in range(start + 1):
@@ -155,7 +155,7 @@ def _spans(answer: Answer) -> list[tuple[int, int]]:
     return [(part.start, part.stop) for part in parts if part.text.strip()] + calls or [(0, len(answer.ids))]
 
 
-class Measurement:
+class SourceMeasurement:
     """The changes that are measured, in the order of the file's docstring."""
 
     def __init__(self, model: Model, request: SourcesRequest, seed: int) -> None:

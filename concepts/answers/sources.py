@@ -24,7 +24,7 @@ from markupsafe import Markup
 
 from icebear.concepts.answers import source_sentences
 from icebear.concepts.answers.removals import check_causal
-from icebear.concepts.answers.source_measurement import Measurement, OnExpected, request_of_sources
+from icebear.concepts.answers.source_measurement import OnExpected, SourceMeasurement, sources_request
 from icebear.concepts.answers.source_records import DroppedText, SourceEffect, SourcesRecord
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -107,8 +107,8 @@ def sources(
     one_of(units, "unit", UNITS)
     seed_of(seed)
     check_causal(model)
-    request = request_of_sources(model, answer, units, span)
-    measured = Measurement(model, request, seed)
+    request = sources_request(model, answer, units, span)
+    measured = SourceMeasurement(model, request, seed)
     is_complete = True
     try:
         measured.measure(checkpoint, on_progress, on_expected)
@@ -146,12 +146,12 @@ def effect_of_source(
     `InputError` where there is no such source, or the model did not read it.
     """
     check_causal(model)
-    request = request_of_sources(model, answer, units, span, with_question=True)
+    request = sources_request(model, answer, units, span, with_question=True)
     every = request.sources
     index = next((i for i, x in enumerate(every) if x.message == message and x.start <= at < x.stop), None)
     if index is None:
         raise InputError(f"Message {message} has no {units} at character {at} that the model read; choose another.")
-    measured = Measurement(model, request, seed)
+    measured = SourceMeasurement(model, request, seed)
     spans = range(len(request.spans))
     measured.read()
     measured.order(checkpoint=None)

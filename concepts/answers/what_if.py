@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.answers.comparisons import GOOD_SCORE, WRITTEN, Compared, Exchange, comparison_score
+from icebear.concepts.answers.comparisons import GOOD_SCORE, WRITTEN, Exchange, ExchangeContext, comparison_score
 from icebear.concepts.answers.content_words import is_content, words_of
 from icebear.concepts.answers.exchanges import (
     PER_WORD,
@@ -177,10 +177,10 @@ class WhatIf(InNotebooks):
     def command(self, exchange: Exchange) -> str:
         """Return the command that explains the prompt beside one exchange."""
         if self.chat:
-            compared = [*_chat_words(self.chat, self.file), "--counterfactual", exchange.text]
+            prompts = [*_chat_words(self.chat, self.file), "--counterfactual", exchange.text]
         else:
-            compared = [self.read(str(self.prompt)), "--counterfactual", self.read(exchange.text)]
-        words = ["icebear", "explain", *compared, *self._named_word()]
+            prompts = [self.read(str(self.prompt)), "--counterfactual", self.read(exchange.text)]
+        words = ["icebear", "explain", *prompts, *self._named_word()]
         words += [] if exchange.contrast is None else ["--contrast", exchange.contrast_text]
         return shlex.join([*words, *model_option(self.made_with)])
 
@@ -229,7 +229,7 @@ class WhatIf(InNotebooks):
         return frame.assign(command=commands)
 
 
-def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
+def exchange_words(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
     """Exchange the content words of a prompt.
 
     A chat is answered first, and the first content word of its answer is explained; so is that of an answer to a chat.
@@ -241,7 +241,11 @@ def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
             f"{model.name} is not a causal language model, and icebear exchanges words only for these; give a "
             "counterfactual yourself."
         )
-    source = _answered(model, prompt, next_token, ANSWER_TOKENS)
+    return _what_if(model, _answered(model, prompt, next_token, ANSWER_TOKENS), next_token)
+
+
+def _what_if(model: Model, source: str | Chat | Answer | list[int], next_token: bool) -> WhatIf:
+    """Exchange the words of what is explained, see `_answered`."""
     ids = list(source.prompt_ids) if isinstance(source, Answer) else list(model.encode([source]).row_ids(0))
     reader, embeddings = Reader(model, ids), Embeddings(model)
     logits = reader.logits()
@@ -251,7 +255,7 @@ def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
     assert question is not None
     changeable = _Changeable.of(model, question, ids)
     candidates = [row for row in _chosen_candidates(reader, embeddings, logits, changeable) if changeable.is_read(row)]
-    exchanges = _measured(reader, changeable, embeddings, candidates, explained, logits[-1])
+    exchanges = _exchanges(reader, changeable, embeddings, candidates, explained, logits[-1])
     is_next = not explained.after and explained.token == int(logits[-1].argmax())
     shown = source if isinstance(source, str | Chat | Answer) else model.tokenizer.decode(ids)
     after = "".join(model.pieces(explained.after))
@@ -268,17 +272,18 @@ def own_exchange(model: Model, exchanged: WhatIf, span: tuple[int, int], word: s
     fitting = next(filter(changeable.is_read, words), None)
     if fitting is None:
         raise InputError(f"No word like {word!r} has {span[1] - span[0]} tokens, as the word that it replaces.")
-    (row,) = _measured(reader, changeable, embeddings, [fitting], exchanged.explained, reader.logits()[-1])
+    (row,) = _exchanges(reader, changeable, embeddings, [fitting], exchanged.explained, reader.logits()[-1])
     return row
 
 
-def look_unasked(
+def exchange_words_if_short(
     model: Model, prompt: str | Chat, next_token: bool = False, max_new_tokens: int = ANSWER_TOKENS
 ) -> WhatIf | None:
-    """Exchange the content words of a text or a chat that is explained alone, unless it is long; None for a long text.
+    """Return the exchanges that `explain` makes by itself: of a text or a chat that is explained alone and is not long.
 
     A message to a chat model that is given as a text (`is_message`) is asked as a chat. Of a long chat, a word of the
-    answer is explained, without exchanges. max_new_tokens: the length of the answer.
+    answer is explained, without exchanges; for a long text there is nothing (None). max_new_tokens: the length of the
+    answer.
     """
     if not model.task.is_causal:
         return None
@@ -287,7 +292,7 @@ def look_unasked(
         prompt = Chat([{"role": "user", "content": prompt}])
     source = _answered(model, prompt, next_token, max_new_tokens)
     if not is_long:
-        return look(model, source, next_token)
+        return _what_if(model, source, next_token)
     if not isinstance(source, Answer):
         return None
     explained = word_of_answer(source)
@@ -297,8 +302,10 @@ def look_unasked(
 
 
 def is_message(model: Model, text: str) -> bool:
-    """Return whether a chat model ends a text where it should go on, so that the text reads as a message to it: a
-    special token is the likeliest one, or of a question one of the next tokens, before any content word."""
+    """Return whether a text is a message to a chat model, which would end its turn after it instead of continuing it.
+
+    Then a special token is the likeliest next token; after a question, it is among the next ones before any content
+    word."""
     if not getattr(model.tokenizer, "chat_template", None) or not model.task.generates:
         return False
     count, special = APPENDED if text.rstrip().endswith("?") else 1, {*model.special_ids(), *model.ends}
@@ -335,14 +342,16 @@ def what_if(model: Model, prompt: PromptLike) -> pandas.DataFrame:
     InputError
         If the model does not predict the next token.
     """
-    return look(model, prompt).to_frame()
+    return exchange_words(model, prompt).to_frame()
 
 
 def _answered(
     model: Model, prompt: PromptLike, next_token: bool, max_new_tokens: int
 ) -> str | Chat | Answer | list[int]:
-    """Return a chat with the model's answer, of which a word is explained, unless the next token is, or the model
-    answers with nothing; a text as it is, and any other prompt as token ids."""
+    """Return what is explained.
+
+    Of a chat it is the model's answer, or the chat itself if the next token is explained or the answer is empty. A text
+    stays as it is, and other prompts are token ids."""
     if isinstance(prompt, Answer) and prompt.question and prompt.ids:
         return prompt.question if next_token else prompt
     chat = prompt.question if isinstance(prompt, Answer) else Prompt.of(prompt).chat
@@ -427,7 +436,7 @@ def _chosen_candidates(
     return [candidate for candidates in each for candidate in candidates]
 
 
-def _measured(
+def _exchanges(
     reader: Reader,
     changeable: _Changeable,
     embeddings: Embeddings,
@@ -442,42 +451,44 @@ def _measured(
     answers = likely_words(reader, rows, logits_after)
     before = reader.next_logits([[*ids, *after]])[0] if after else logits
     return [
-        _exchange(changeable, *row, Compared(embeddings, ids, explained, before, values))
+        _exchange(changeable, *row, ExchangeContext(embeddings, ids, explained, before, values))
         for row, values in zip(zip(candidates, answers, strict=True), logits_after, strict=True)
     ]
 
 
-def _exchange(changeable: _Changeable, candidate: Candidate, answer: LikelyWord, compared: Compared) -> Exchange:
-    model, ids, start, end = changeable.model, compared.ids, candidate.start, candidate.end
-    before, after = (log_odds(x, compared.explained.token) for x in (compared.logits, compared.logits_after))
+def _exchange(changeable: _Changeable, candidate: Candidate, answer: LikelyWord, context: ExchangeContext) -> Exchange:
+    model, ids, start, end = changeable.model, context.ids, candidate.start, candidate.end
+    before, after = (log_odds(x, context.explained.token) for x in (context.logits, context.logits_after))
     word, instead = ("".join(model.pieces(tokens)).strip() for tokens in (ids[start:end], candidate.tokens))
+    contrast, contrast_text = _contrast(model, answer, context)
     row = Exchange(
-        word,
-        start,
-        end - start,
-        instead,
-        candidate.tokens,
-        answer.text,
-        answer.probability,
-        after - before,
-        changeable.text(candidate),
-        answer,
-        *_contrast(model, answer, compared),
-        -inf,
+        word=word,
+        position=start,
+        length=end - start,
+        instead=instead,
+        tokens=candidate.tokens,
+        answer=answer.text,
+        probability=answer.probability,
+        change=after - before,
+        text=changeable.text(candidate),
+        likely=answer,
+        contrast=contrast,
+        contrast_text=contrast_text,
+        score=-inf,
     )
-    return replace(row, score=comparison_score(model, candidate, row, compared))
+    return replace(row, score=comparison_score(model, candidate, row, context))
 
 
-def _contrast(model: Model, answer: LikelyWord, compared: Compared) -> tuple[int | None, str]:
+def _contrast(model: Model, answer: LikelyWord, context: ExchangeContext) -> tuple[int | None, str]:
     """Return the token that the explained word is compared with, and its text. Where the explained word is the
     likeliest one after the exchange too, it is the likely token that gains most."""
-    explained = compared.explained.token
+    explained = context.explained.token
     if not answer.after and answer.token != explained:
         return answer.token, answer.token_text
-    if int(compared.logits_after.argmax()) != explained:
+    if int(context.logits_after.argmax()) != explained:
         return None, ""
-    likely = [token.id for token in model.top_tokens(compared.logits_after, LIKELY_CONTRASTS) if token.id != explained]
-    gains = compared.logits_after.softmax(-1) - compared.logits.softmax(-1)
+    likely = [token.id for token in model.top_tokens(context.logits_after, LIKELY_CONTRASTS) if token.id != explained]
+    gains = context.logits_after.softmax(-1) - context.logits.softmax(-1)
     gaining = max([token for token in likely if model.reads_back(token)] or likely, key=lambda x: gains[x].item())
     return gaining, model.answer_text(gaining)
 

@@ -1,1 +1,1 @@
-"""Attribution: the request, `attribute`, comparisons, results and their controls."""
+"""`attribute`, its request, and relevance with and without a counterfactual."""

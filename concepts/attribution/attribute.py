@@ -14,10 +14,10 @@ from icebear.concepts.attribution.request import (
     AttributeKeywords,
     AttributeOptions,
     AttributionRequest,
+    answer_request,
     checked_options,
     compared_images,
-    row_of_answer,
-    rows_of,
+    prompt_requests,
 )
 from icebear.concepts.attribution.single import single_relevances
 from icebear.concepts.methods.method import Method
@@ -130,34 +130,40 @@ def attribute(
                 "The target of an answer is a span of its tokens; leave out target, target_text, prefix and position."
             )
         (against,), is_single = per_prompt(contrast, 1), True
-        rows = [row_of_answer(model, prompt, span, against, counterfactual)]
+        rows = [answer_request(model, prompt, span, against, counterfactual)]
     elif span is not None:
         raise InputError("A span is a part of an answer; pass the result of model.answer as the prompt.")
     else:
         is_compared = method is not None or counterfactual is not None or base_model is not None
         kind = chosen.get("counterfactual_image")
         counterfactual = compared_images(model, prompt, kind, counterfactual, is_compared)
-        rows, is_single = rows_of(model, prompt, target, contrast, target_text, counterfactual, prefix, position)
+        rows, is_single = prompt_requests(
+            model, prompt, target, contrast, target_text, counterfactual, prefix, position
+        )
     request = AttributionRequest.of(model, rows, method, sites, base_model, chosen)
-    results = of_prompts(request)
+    results = explain_requests(request)
     return results[0] if is_single else results
 
 
-def of_prompts(request: AttributionRequest) -> list[Relevance]:
+def explain_requests(request: AttributionRequest) -> list[Relevance]:
     """Explain each prompt of the request."""
     results: list[Relevance] = []
-    alone = lambda row: bool(row.counterfactuals or row.contrast_phrase or request.base_model)  # noqa: E731
-    for key, group in groupby(request.prompts, lambda row: (alone(row), row.kind)):
-        rows, size = list(group), 1 if key[0] else BATCH_SIZE
+    for (is_compared, _), group in groupby(request.requests, lambda row: (_is_compared(request, row), row.kind)):
+        rows, size = list(group), 1 if is_compared else BATCH_SIZE
         for start in range(0, len(rows), size):
             results += _of_batch(request, rows[start : start + size])
-    for number, (relevance, row) in enumerate(zip(results, request.prompts, strict=True)):
+    for number, (relevance, row) in enumerate(zip(results, request.requests, strict=True)):
         answer_start = row.answer_start
         if answer_start is None and row.is_phrase:
             answer_start = relevance.predicted_at + 1
         run = replace(relevance.run, request=row)
         results[number] = replace(relevance, prompt=replace(relevance.prompt, answer_start=answer_start), run=run)
     return results
+
+
+def _is_compared(request: AttributionRequest, row: PromptRequest) -> bool:
+    """Return whether a prompt is compared with another prompt, phrase or model. It is then no part of a batch."""
+    return bool(row.counterfactuals or row.contrast_phrase or request.base_model)
 
 
 def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> list[Relevance]:

@@ -1,7 +1,8 @@
 """Relevance with counterfactual prompts, or beside a base model: the mean of what the method says about each pair.
 
 1. One objective for each counterfactual: its two rows are the prompt and the counterfactual (`_pairs`).
-2. The method compares the two rows: activation difference x multiplier, for tokens and neurons (`Method.compare`).
+2. The method compares the two rows: activation difference x multiplier, for tokens and neurons (`Method.compare`). An
+   open target or contrast is chosen in its pass (`Pair.answered`).
 3. Relevance and counterfactual activations are averaged over the counterfactuals (`mean_of`).
 """
 
@@ -49,8 +50,20 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
     method, note = _with_default(DIFFERENCE if request.base_model else request.method, objectives)
     keeps_largest = method.keeps_largest and len(objectives) == 1  # a mean needs all neurons first
     recorded = request if keeps_largest else request.recording_all()
-    options = (request.sites, recorded.record, recorded.k, request.models, request.strict, request.checkpoint)
-    pairs = [Pair(model, objective, row.is_open, *options) for objective in objectives]
+    pairs = [
+        Pair(
+            model=model,
+            objective=objective,
+            is_open=row.is_open,
+            sites=request.sites,
+            record=recorded.record,
+            k=recorded.k,
+            models=request.models,
+            strict=request.strict,
+            checkpoint=request.checkpoint,
+        )
+        for objective in objectives
+    ]
     try:
         mean = mean_of((method.compare(pair) for pair in pairs), len(pairs))
     except MissingRule as error:
@@ -64,21 +77,23 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
     relevance = _relevance(model, method, mean, pairs[0].recorded, own_answers, note, about)
     if request.base_model is not None:
         assert relevance.counterfactual is not None
-        compared = replace(relevance.counterfactual, model=request.base_model.name)
+        counterfactual = replace(relevance.counterfactual, model=request.base_model.name)
         run = Run(model, mean.first_result.objective.rows([0]), request.models)
-        relevance = Diff.from_relevance(replace(relevance, counterfactual=compared, run=run), mean.changes)
+        relevance = Diff.from_relevance(replace(relevance, counterfactual=counterfactual, run=run), mean.changes)
     return relevance if keeps_largest else request.reduced(relevance)
 
 
-def _with_default(method: Method | None, pairs: Sequence[Objective]) -> tuple[Method, str]:
+def _with_default(method: Method | None, objectives: Sequence[Objective]) -> tuple[Method, str]:
     """Return the method, and why it is not the default."""
-    equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
+    equal = all(len(set(objective.batch.lengths)) == 1 for objective in objectives)
     if method is None and not equal:
         why = "the prompts differ in length, so that tokens have no partners for difference rules"
         return GradientTimesInput(at="midpoint"), why
     method = method or DIFFERENCE  # ranks best or as well as the best on nine tasks (docs/results.md)
     if method.needs_equal_length and not equal:
-        lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))
+        lengths = " and ".join(
+            str(length) for length in dict.fromkeys(n for objective in objectives for n in objective.batch.lengths)
+        )
         raise InputError(
             f"Difference rules need prompts of equal length, but these have {lengths} tokens; give a counterfactual "
             "with as many tokens as the prompt, or choose another method, such as attnlrp."
@@ -155,7 +170,9 @@ class MeanResult:
 
 
 def mean_of(results: Iterable[PairResult], count: int) -> MeanResult:
-    """Return the mean of as many results, one after the other: all neurons of one result take much memory."""
+    """Return the mean of as many results, one after the other: all neurons of one result take much memory.
+
+    It divides and adds the tensors of the results in place."""
     mean: MeanResult | None = None
     for result in results:
         slim = replace(

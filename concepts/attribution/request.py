@@ -19,13 +19,13 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.weights.changed_weights import ModelPair
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import Phrase, Token, likelier_form, per_prompt, phrase_ids, read_once, request_of
+from icebear.models.objective import Phrase, Token, likelier_form, per_prompt, phrase_ids, prompt_request, read_once
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.counterfactual_images import about, counterfactual_image
 from icebear.models.text.images import encode_pixels
 from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, prompts_of, special_note
 from icebear.notes import say
-from icebear.values import check_int, of_type, one_of, several
+from icebear.values import check_int, common_length, of_type, one_of, several
 
 
 def at_first_difference(
@@ -34,9 +34,9 @@ def at_first_difference(
     """Return the arguments of `attribute` for the first token in which two answers of several tokens differ.
 
     The tokens that they share are appended to the prompt and to each counterfactual. An answer of several tokens that
-    is compared with no other one is explained at its first token that is more than a space, and the spaces are
-    appended; one that is compared with an answer that differs at once, at its first token. Single tokens,
-    labels, and the answers of other models than causal ones stay as they are. What was chosen is logged.
+    has no other one to differ from is explained at its first token that is not a space, and the spaces are appended. If
+    the two answers differ from the first token on, the first token is explained. Single tokens, labels, and the answers
+    of models that are not causal stay as they are. What was chosen is logged.
 
     Parameters
     ----------
@@ -65,8 +65,7 @@ def at_first_difference(
         shared = list(takewhile(lambda token: not model.text(token).strip(), answer[:-1]))
         chosen = (None, answer[len(shared)]) if target is None else (answer[len(shared)], None)
     else:
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, against, strict=False))
-        shared = [token for token, _ in same]
+        shared = list(wanted[: common_length(wanted, against)])
         if len(shared) == min(len(wanted), len(against)):
             raise InputError(
                 f"One of the answers {target!r} and {contrast!r} begins with the other; give two answers that differ "
@@ -185,7 +184,8 @@ class AttributionRequest:
     """The checked arguments of `attribute`."""
 
     model: Model
-    prompts: tuple[PromptRequest, ...]
+    requests: tuple[PromptRequest, ...]
+    """What is explained of each prompt."""
     method: Method | None
     """None: the default with a counterfactual, which depends on the lengths of both prompts."""
     sites: tuple[str, ...]
@@ -201,14 +201,14 @@ class AttributionRequest:
     def of(
         cls,
         model: Model,
-        prompts: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         method: Method | str | None,
         sites: Sequence[str] | None,
         base_model: Model | None,
         options: AttributeOptions,
     ) -> AttributionRequest:
         """Check the arguments. Raises `InputError`."""
-        compares = base_model is not None or any(row.counterfactuals for row in prompts)
+        compares = base_model is not None or any(row.counterfactuals for row in requests)
         resolved = _method(method, compares)
         if base_model is not None and resolved not in (None, DIFFERENCE):
             raise InputError(f"Two models are compared by difference rules, not by {resolved!r}; leave out method.")
@@ -220,12 +220,21 @@ class AttributionRequest:
                 "A comparison with a base model explains logits, not log-odds; leave out number='log-odds'."
             )
         number = number or ("logit" if base_model else None)
-        rows = tuple(_with_objective(row, number) for row in prompts)
+        rows = tuple(_with_objective(row, number) for row in requests)
         models = ModelPair(model, base_model) if base_model is not None else None
         most = check_int(options.get("k", 100), "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
-        how = options.get("checkpoint"), options.get("strict", True)
-        return cls(model, rows, resolved, recorded, record, most, *how, models)
+        return cls(
+            model=model,
+            requests=rows,
+            method=resolved,
+            sites=recorded,
+            record=record,
+            k=most,
+            checkpoint=options.get("checkpoint"),
+            strict=options.get("strict", True),
+            models=models,
+        )
 
     @property
     def base_model(self) -> Model | None:
@@ -250,7 +259,7 @@ def _method(method: Method | str | None, compares: bool) -> Method | None:
         return None if compares else ATTNLRP
     method = method if isinstance(method, Method) else method_of(method)
     if compares:
-        return method.compared()
+        return method.for_comparison()
     if method.needs_counterfactual:
         raise InputError(f"The method {method!r} needs a counterfactual; give one, or choose another method.")
     return method
@@ -287,7 +296,7 @@ def _with_objective(row: PromptRequest, number: ObjectiveName | None) -> PromptR
     return replace(row, kind="centered-logit" if equal else "mean-centered-logit")
 
 
-def rows_of(
+def prompt_requests(
     model: Model,
     prompt: Any,
     target: Any,
@@ -307,10 +316,10 @@ def rows_of(
         note_ending(model, prompts[0])
         note_special(model, prompts[0])
     rows = zip(prompts, target, contrast, phrases, prefix, position, map(tuple, others), strict=True)
-    return [_row(model, *row) for row in rows], is_single
+    return [_request(model, *row) for row in rows], is_single
 
 
-def _row(
+def _request(
     model: Model,
     prompt: Prompt,
     target: Token | None,
@@ -318,16 +327,17 @@ def _row(
     phrase: Phrase | None,
     prefix: str | None,
     position: int | None,
-    compared: tuple[Prompt, ...],
+    counterfactuals: tuple[Prompt, ...],
 ) -> PromptRequest:
     """Return the request of one prompt; of answers of several tokens, for the first one in which they differ."""
     target, contrast, phrase = (likelier_form(model, prompt, answer, position) for answer in (target, contrast, phrase))
     if phrase is None and position is None:
-        prompt, target, contrast, others = at_first_difference(model, prompt, target, contrast, list(compared) or None)
-        compared = tuple(others or ())
+        others = list(counterfactuals) or None
+        prompt, target, contrast, others = at_first_difference(model, prompt, target, contrast, others)
+        counterfactuals = tuple(others or ())
     against = contrast if phrase is None else None
-    row = request_of(model, prompt, target, against, phrase, prefix, position)
-    row = replace(row, counterfactuals=tuple(read_once(model, other) for other in compared))
+    row = prompt_request(model, prompt, target, against, phrase, prefix, position)
+    row = replace(row, counterfactuals=tuple(read_once(model, other) for other in counterfactuals))
     if row.is_phrase and row.answer and row.prompt.ids and model.task.is_causal:
         _check_rotations(model, len(row.prompt.ids), row.answer, len(row.answer))
     if phrase is None or contrast is None:
@@ -388,7 +398,7 @@ def _check_rotations(model: Model, begins: int, ids: Sequence[int], stop: int) -
         )
 
 
-def row_of_answer(
+def answer_request(
     model: Model, answer: Answer, span: Span | None, contrast: Token | Phrase | None, counterfactual: Any
 ) -> PromptRequest:
     """Return the request for a span of an answer, after all tokens before it. Raises `InputError`."""

@@ -103,7 +103,7 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
         if request.sites:
             forward(model, Logits(prompt_objective), [values])
         relevance = {site: method.neuron_scores(model, prompt_objective, site)[:, columns] for site in request.sites}
-        activation = {site: values.values(0, x)[:, columns].cpu() for site, x in values.activation.items()}
+        activation = {site: x[:, columns].cpu() for site, x in values.activations(0).items()}
         results.append(
             Relevance(
                 tokens=tokens.float().cpu(),

@@ -20,7 +20,7 @@ from icebear.values import check_int, seed_of
 if TYPE_CHECKING:
     from icebear.concepts.circuits.wiring import Wiring
 
-RANDOM_DRAWS = 5
+RANDOM_EDGE_SETS = 5
 """Sets of random edges of each control."""
 EDGE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 100)
 """The numbers of edges among which a circuit takes the least that recovers enough."""
@@ -30,7 +30,7 @@ CHANCE = 0.1
 """Edges are shown if they recover more than random ones by more than this share of what all edges recover."""
 
 
-Sources = list[list[int]]
+SourceNumbers = list[list[int]]
 """For each target the numbers of its sources, tokens first, then nodes."""
 
 
@@ -43,14 +43,14 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
     for edges in chosen:
         by_target = sources_by_target(graph, edges)
         choices += [by_target, *_random_edges(graph, connected, len(edges), generator)]
-        choices += (_matched_edges(graph, by_target, possible, generator) for _ in range(RANDOM_DRAWS))
-    all_edges, *measured = recovered(graph, choices)
-    total = len(connected)
-    rows = zip(chosen, zip(*[iter(measured)] * (1 + 2 * RANDOM_DRAWS), strict=True), strict=True)
-    return [
-        EdgeFaithfulness(len(edges), total, share, fmean(drawn[:RANDOM_DRAWS]), all_edges, fmean(drawn[RANDOM_DRAWS:]))
-        for edges, (share, *drawn) in rows
-    ]
+        choices += (_matched_edges(graph, by_target, possible, generator) for _ in range(RANDOM_EDGE_SETS))
+    all_edges, *shares = recovered(graph, choices)
+    results, size = [], 1 + 2 * RANDOM_EDGE_SETS  # the edges, random ones, and random ones into the same targets
+    for number, edges in enumerate(chosen):
+        share, *drawn = shares[number * size : (number + 1) * size]
+        random, matched = fmean(drawn[:RANDOM_EDGE_SETS]), fmean(drawn[RANDOM_EDGE_SETS:])
+        results.append(EdgeFaithfulness(len(edges), len(connected), share, random, all_edges, matched))
+    return results
 
 
 def enough_edges(graph: Wiring) -> tuple[int, EdgeFaithfulness]:
@@ -70,7 +70,7 @@ def enough_edges(graph: Wiring) -> tuple[int, EdgeFaithfulness]:
     return count if is_above else 0, check
 
 
-def _possible(graph: Wiring) -> Sources:
+def _possible(graph: Wiring) -> SourceNumbers:
     """Return all edges between tokens and nodes."""
     return [
         [number for number, source in enumerate(graph.shown) if below(source, target, graph.model.task.is_causal)]
@@ -85,11 +85,11 @@ def _connected(graph: Wiring) -> list[tuple[int, int]]:
 
 def _random_edges(
     graph: Wiring, connected: Sequence[tuple[int, int]], count: int, generator: torch.Generator
-) -> list[Sources]:
-    """Draw `RANDOM_DRAWS` times as many edges of the graph."""
-    draws: list[Sources] = []
-    for _ in range(RANDOM_DRAWS):
-        chosen: Sources = [[] for _ in graph.targets]
+) -> list[SourceNumbers]:
+    """Draw `RANDOM_EDGE_SETS` times as many edges of the graph."""
+    draws: list[SourceNumbers] = []
+    for _ in range(RANDOM_EDGE_SETS):
+        chosen: SourceNumbers = [[] for _ in graph.targets]
         for index in torch.randperm(len(connected), generator=generator)[:count].tolist():
             row, number = connected[index]
             chosen[row].append(number)
@@ -97,7 +97,7 @@ def _random_edges(
     return draws
 
 
-def sources_by_target(graph: Wiring, edges: Sequence[Edge]) -> Sources:
+def sources_by_target(graph: Wiring, edges: Sequence[Edge]) -> SourceNumbers:
     numbers = {source.id: number for number, source in enumerate(graph.shown)}
     sources: dict[str, list[int]] = {target.id: [] for target in graph.targets}
     for edge in edges:
@@ -105,7 +105,9 @@ def sources_by_target(graph: Wiring, edges: Sequence[Edge]) -> Sources:
     return list(sources.values())
 
 
-def _matched_edges(graph: Wiring, by_target: Sources, possible: Sources, generator: torch.Generator) -> Sources:
+def _matched_edges(
+    graph: Wiring, by_target: SourceNumbers, possible: SourceNumbers, generator: torch.Generator
+) -> SourceNumbers:
     """Draw as many edges into each target from each layer (tokens are one layer), see `EdgeFaithfulness`."""
     drawn, connected = [], (graph.contribution != 0).tolist()
     for row, (edges, candidates) in enumerate(zip(by_target, possible, strict=True)):
@@ -120,7 +122,7 @@ def _matched_edges(graph: Wiring, by_target: Sources, possible: Sources, generat
     return drawn
 
 
-def recovered(graph: Wiring, choices: Sequence[Sources]) -> list[float]:
+def recovered(graph: Wiring, choices: Sequence[SourceNumbers]) -> list[float]:
     """Return the share of the difference between both prompts that each of several choices of edges recovers."""
     relevance, count = graph.relevance, len(graph.tokens)
     fixed = FixedNeurons(graph.model, relevance, graph.token_nodes, graph.whole_parts)
@@ -143,5 +145,5 @@ def recovered(graph: Wiring, choices: Sequence[Sources]) -> list[float]:
             for choice, known in enumerate(values):
                 known[number] = nodes[number][index * len(choices) + choice]
     _, answers = fixed.run(rows(len(graph.nodes)))
-    (counterfactual_number,), difference = relevance.counterfactual.numbers, relevance.conservation().target  # type: ignore[union-attr]
-    return [(answer - counterfactual_number) / difference for answer in answers.tolist()]
+    (number_c,), difference = relevance.counterfactual.numbers, relevance.conservation().target  # type: ignore[union-attr]
+    return [(answer - number_c) / difference for answer in answers.tolist()]

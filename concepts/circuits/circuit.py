@@ -35,8 +35,8 @@ from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import check_int, typed
 
 DEFAULT_EDGES = EDGE_COUNTS[-1]
-"""With a number of nodes: of the measured numbers of edges, the one at which those of 60 neurons recover most above
-random edges (docs/circuits.md)."""
+"""The number of edges if `nodes` is given: of the numbers tried, the one with which the edges of 60 neurons exceed
+random edges most (docs/circuits.md)."""
 DEFAULT_NODES = {True: 15, False: 60}
 """Whether heads are nodes -> the number of nodes where no set of the last token suffices."""
 
@@ -104,14 +104,14 @@ def circuit(
         check_int(edges, "The number of edges")
     heads = heads and "attn" in model.sites
     sites = tuple(map(neuron_site, choosing.node_sites(model, heads)))
-    compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
-    relevance = attribute(model, prompt, target, contrast, **compared)
+    arguments: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
+    relevance = attribute(model, prompt, target, contrast, **arguments)
     check_comparable(relevance)
     scores = choosing.scored(model, relevance, heads)
     known = stages_set(model, relevance) if heads and nodes is None else None
-    parts: tuple[WholePart, ...] = ()
+    whole_parts: tuple[WholePart, ...] = ()
     if known:
-        rows, parts = known
+        rows, whole_parts = known
         chosen = choosing.mask_of(model, scores.shape, [(row.neuron, row.position) for row in rows])
     else:
         free = sorted(Ranking(position="all").positions(relevance.prompt))  # without sinks and template
@@ -122,7 +122,7 @@ def circuit(
             "counterfactual."
         )
     options = {"nodes": nodes, "heads": heads, "edges": edges}
-    graph = graph_of(model, relevance, scores, chosen, heads, edges or DEFAULT_EDGES, parts, on_progress)
+    graph = graph_of(model, relevance, scores, chosen, heads, edges or DEFAULT_EDGES, whole_parts, on_progress)
     graph = replace(graph, made_with={**graph.made_with, "options": options})
     if edges is not None or nodes is not None or relevance.image:  # the check exchanges tokens
         return graph
@@ -137,16 +137,16 @@ def graph_of(
     chosen: Tensor,
     heads: bool,
     edges: int = DEFAULT_EDGES,
-    parts: tuple[WholePart, ...] = (),
+    whole_parts: tuple[WholePart, ...] = (),
     on_progress: OnProgress = unwatched,
 ) -> Graph:
     """Return the circuit of the nodes of a mask (L, T, W), with their scores (L, T, W)."""
     token_nodes = choosing.token_nodes(model, chosen)
     values = choosing.node_values(relevance, token_nodes)
     nodes = _nodes(model, relevance, token_nodes, scores, values)
-    measurement = EdgeMeasurement(model, relevance, [*nodes, choosing.answer_node(relevance)], parts)
+    measurement = EdgeMeasurement(model, relevance, [*nodes, choosing.answer_node(relevance)], whole_parts)
     on_steps = counting(on_progress, 2 * (len(nodes) + 1) + len(measurement.rows))
-    estimate, contribution = _edges(model, relevance, token_nodes, parts, on_steps, (None, DIFFERENCE))
+    estimate, contribution = _edges(model, relevance, token_nodes, whole_parts, on_steps, (None, DIFFERENCE))
     return Graph(
         model,
         relevance,
@@ -157,7 +157,7 @@ def graph_of(
         values,
         edges,
         heads,
-        parts,
+        whole_parts,
         made_with=model.made_with,
     )
 
@@ -188,7 +188,7 @@ def _edges(
     model: Model,
     relevance: Relevance,
     token_nodes: Sequence[TokenNode],
-    parts: Sequence[WholePart],
+    whole_parts: Sequence[WholePart],
     on_targets: Callable[[int], None],
     methods: Sequence[Difference | None],
 ) -> list[Tensor]:
@@ -198,11 +198,12 @@ def _edges(
     probes = [replace(probe, position=probe.position - start) for probe in choosing.probes(relevance, token_nodes)]
     sources = [(neuron, token - start) for neuron, token in token_nodes]
     difference = {site: choosing.change(relevance, site)[:, start:] for site in relevance.sites}
-    read = [x[0] - x[1] for x in inputs_of(model, pair)]
-    recomputed = {site: mask[start:] for site, mask in whole_tokens(parts, count).items()}
+    input_differences = [x[0] - x[1] for x in inputs_of(model, pair)]
+    recomputed = {site: mask[start:] for site, mask in whole_tokens(whole_parts, count).items()}
 
     def edges(method: Difference | None) -> Tensor:
-        entries = direct(model, pair, (*probes, None), sources, read, difference, on_targets, recomputed, method)
+        targets = (*probes, None)
+        entries = direct(model, pair, targets, sources, input_differences, difference, on_targets, recomputed, method)
         tokens, nodes, remainders = entries.split([count - start, len(token_nodes), model.layers * (count - start)], 1)
         rows = pad(remainders.unflatten(1, (model.layers, -1)), (start, 0)).flatten(1)
         return torch.cat((pad(tokens, (start, 0)), nodes, rows), 1)  # nothing comes from the common beginning
@@ -211,13 +212,13 @@ def _edges(
 
 
 def contribution_shares(
-    model: Model, relevance: Relevance, token_nodes: Sequence[TokenNode], parts: Sequence[WholePart] = ()
+    model: Model, relevance: Relevance, token_nodes: Sequence[TokenNode], whole_parts: Sequence[WholePart] = ()
 ) -> Tensor:
     """Return (K + 1, T + K) the share of the difference of each of K nodes, and of the answer, that each token and node
     contributes through no other neuron but those of whole parts, by difference rules."""
     check_comparable(relevance)
     values = choosing.node_values(relevance, token_nodes)
-    [contribution] = _edges(model, relevance, token_nodes, parts, lambda targets: None, [DIFFERENCE])
+    [contribution] = _edges(model, relevance, token_nodes, whole_parts, lambda targets: None, [DIFFERENCE])
     difference = (values[0] - values[1])[:, None]
     shares = contribution[:, : len(relevance.tokens) + len(token_nodes)] / difference
     return shares.where(difference != 0, 0.0)

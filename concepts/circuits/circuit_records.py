@@ -8,7 +8,7 @@ from icebear.records import Neuron, TokenScore
 
 
 @dataclass(frozen=True)
-class Token:
+class CircuitToken:
     """A token of the prompt, with the token at its position in the counterfactual prompt."""
 
     position: int
@@ -88,11 +88,11 @@ class AnswerNode:
         return repr(self.text) + (f" against {self.contrast!r}" if self.contrast is not None else "")
 
 
-Source = Token | Node | Remainder
-Target = Node | AnswerNode
+EdgeSource = CircuitToken | Node | Remainder
+EdgeTarget = Node | AnswerNode
 
 
-def below(source: Token | HeadOrNeuron, target: Target, is_causal: bool) -> bool:
+def below(source: CircuitToken | HeadOrNeuron, target: EdgeTarget, is_causal: bool) -> bool:
     """Return whether a source can have an effect on a target."""
     return source.height < target.height and (source.position <= target.position or not is_causal)
 
@@ -101,8 +101,8 @@ def below(source: Token | HeadOrNeuron, target: Target, is_causal: bool) -> bool
 class Edge:
     """The direct effect of a source on a target, through no other neuron."""
 
-    source: Token | Node
-    target: Target
+    source: CircuitToken | Node
+    target: EdgeTarget
     effect: float
     """Measured: the target's value in the prompt minus its value when the source alone has its counterfactual value."""
     estimate: float

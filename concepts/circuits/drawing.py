@@ -17,12 +17,12 @@ from markupsafe import Markup
 
 from icebear.concepts.circuits.circuit_records import (
     AnswerNode,
+    CircuitToken,
     Edge,
     EdgeFaithfulness,
+    EdgeSource,
+    EdgeTarget,
     Node,
-    Source,
-    Target,
-    Token,
 )
 from icebear.concepts.results.effect_words import IN_PROMPT, effect_parts
 from icebear.concepts.stages.stage_sentences import whole_texts
@@ -213,13 +213,13 @@ def check_text(graph: Wiring) -> str:
 
 def control_text(edges: Sequence[Edge]) -> str:
     """Return how many edges have a measured effect that is no larger than those of random sources."""
-    compared = [edge for edge in edges if edge.random_effect is not None]
-    if not compared:
+    controlled = [edge for edge in edges if edge.random_effect is not None]
+    if not controlled:
         return "No edge has a control: fewer than ten random sources affect its target." if edges else ""
-    alike = sum(edge.is_like_random for edge in compared)
-    left = f"; {len(edges) - len(compared)} have no control" if len(edges) > len(compared) else ""
+    alike = sum(edge.is_like_random for edge in controlled)
+    left = f"; {len(edges) - len(controlled)} have no control" if len(edges) > len(controlled) else ""
     verb = "is" if alike == 1 else "are"
-    return f"Measured alone, {alike} of {len(compared)} edges {verb} no larger than random ones{left}."
+    return f"Measured alone, {alike} of {len(controlled)} edges {verb} no larger than random ones{left}."
 
 
 def edges_text(check: EdgeFaithfulness, are_shown: bool) -> str:
@@ -241,7 +241,7 @@ def cards(graph: Wiring) -> dict[str, dict[str, Any]]:
     outgoing: dict[str, list[Edge]] = defaultdict(list)
     for edge in graph.edges:
         outgoing[edge.source.id].append(edge)
-    everything: tuple[Token | Node | AnswerNode, ...] = (*graph.shown, graph.answer)
+    everything: tuple[CircuitToken | Node | AnswerNode, ...] = (*graph.shown, graph.answer)
     result = {part.id: _card(graph, part, outgoing[part.id]) for part in everything}
     for number, group in enumerate(graph.groups):
         rows = [(node.id, name_of(graph, node), f"{node.score:+.2f}") for node in group.nodes]
@@ -257,7 +257,7 @@ def cards(graph: Wiring) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edge]) -> dict[str, Any]:
+def _card(graph: Wiring, part: CircuitToken | Node | AnswerNode, outgoing: Sequence[Edge]) -> dict[str, Any]:
     lines: list[str] = []
     lists: dict[str, list[tuple[str | None, str, str]]] = {}
     if isinstance(part, Node):
@@ -268,7 +268,7 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
             f"{'supports' if part.score >= 0 else 'opposes'} the answer: {part.score:+.2f} of "
             f"{graph.difference[-1].item():.2f} logits",
         ]
-    if not isinstance(part, Token):
+    if not isinstance(part, CircuitToken):
         edges, outside = graph.sources_of(part, STRONGEST)
         rows = [(edge.source.id, name_of(graph, edge.source), _share(edge)) for edge in edges]
         rest = [] if outside is None else [(None, "outside (contribution)", percent(outside))]
@@ -312,7 +312,7 @@ def percent(share: float) -> str:
     return f"{round(100 * share):+d}%"
 
 
-def name_of(graph: Wiring, part: Source | Target) -> str:
+def name_of(graph: Wiring, part: EdgeSource | EdgeTarget) -> str:
     """Return the name of a part of the picture for readers: a node with its token instead of its position."""
     return f"{part.neuron} at {graph.tokens[part.position].text!r}" if isinstance(part, Node) else str(part)
 

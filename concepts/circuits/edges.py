@@ -45,7 +45,8 @@ class Probe:
 
 
 class Probes(Target):
-    """S times B numbers to explain, one a row; None is the answer. Further rows are counterfactuals."""
+    """S times B numbers to explain, one a row; None is the answer. With difference rules, the second half of the rows
+    are counterfactuals."""
 
     def __init__(self, objective: Objective, chosen: Sequence[Sequence[Probe | None]]) -> None:
         self.objective, self.chosen = objective, chosen
@@ -70,7 +71,7 @@ class Probes(Target):
         return [torch.stack([number(*pair) for pair in enumerate(row)]) for row in self.chosen]
 
 
-class Sources(NeuronRecorder):
+class SourceGradients(NeuronRecorder):
     """Stop the gradient at all neurons, and multiply it by the difference (L, T, N) of their activations."""
 
     stop = True
@@ -81,7 +82,7 @@ class Sources(NeuronRecorder):
         objective: Objective,
         rows: int,
         inputs: Inputs,
-        read: Sequence[Tensor],
+        input_differences: Sequence[Tensor],
         difference: dict[str, Tensor],
         nodes: Sequence[TokenNode],
         on_targets: Callable[[int], None],
@@ -90,7 +91,7 @@ class Sources(NeuronRecorder):
         """The first `rows` rows have a target; for the other arguments see `direct`."""
         super().__init__(model, objective.batch, tuple(difference))
         self.objective, self.rows, self.inputs, self.difference, self.nodes = objective, rows, inputs, difference, nodes
-        self.read, self.on_targets, self.recomputed = read, on_targets, recomputed
+        self.input_differences, self.on_targets, self.recomputed = input_differences, on_targets, recomputed
         self.numbers = by_site_layer(neuron for neuron, _ in nodes)
         self.edges: list[Tensor] = []
 
@@ -102,7 +103,9 @@ class Sources(NeuronRecorder):
         entries = [neuron.layer * span + position for neuron, position in self.nodes]
         index = torch.tensor(entries, dtype=torch.long, device=self.remainders.device)
         self.remainders.view(rows, -1).index_add_(1, index, -self.from_nodes)
-        parts = [g[:rows].to(dtype) * d.to(dtype) for g, d in zip(self.inputs.gradients, self.read, strict=True)]
+        parts = [
+            g[:rows].to(dtype) * d.to(dtype) for g, d in zip(self.inputs.gradients, self.input_differences, strict=True)
+        ]
         tokens = [
             prompt_relevance(self.model, self.objective, row, [part[row] for part in parts])[0] for row in range(rows)
         ]
@@ -133,7 +136,7 @@ def direct(
     pair: Objective,
     targets: Sequence[Probe | None],
     nodes: Sequence[TokenNode],
-    read: Sequence[Tensor],
+    input_differences: Sequence[Tensor],
     difference: dict[str, Tensor],
     on_targets: Callable[[int], None],
     recomputed: RecomputedTokens,
@@ -142,7 +145,7 @@ def direct(
     """Return the edges (K, T + nodes + L * T) into each target (K) from tokens, nodes and remainders.
 
     pair: an objective of two rows, the prompt and the counterfactual prompt.
-    read: the input of each stack in the prompt minus that in the counterfactual prompt.
+    input_differences: the input of each stack in the prompt minus that in the counterfactual prompt.
     difference: site -> activations (L, T, N) in the prompt minus those in the counterfactual prompt, for the sites
         where gradients stop.
     on_targets: called after each backward pass with the number of its targets.
@@ -155,7 +158,7 @@ def direct(
     chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
     many = pair.rows([0] * rows + [1] * rows * (method is not None))
     inputs = Inputs()
-    sources = Sources(model, many, rows, inputs, read, difference, nodes, on_targets, recomputed)
+    sources = SourceGradients(model, many, rows, inputs, input_differences, difference, nodes, on_targets, recomputed)
     forward_backward(model, Probes(many, chosen), [inputs, sources], method)
     return torch.cat(sources.edges)[: len(targets)]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from icebear.concepts.circuits.circuit_records import HeadOrNeuron, Node, Target, below
+from icebear.concepts.circuits.circuit_records import EdgeTarget, HeadOrNeuron, Node, below
 from icebear.concepts.circuits.fixed_neurons import FixedNeurons, FixedPass
 from icebear.concepts.circuits.nodes import node_values
 from icebear.concepts.passes.run import TokenNode
@@ -35,7 +35,7 @@ class EdgeMeasurement:
     """The interventions on tokens, nodes and random sources."""
 
     def __init__(
-        self, model: Model, relevance: Relevance, targets: Sequence[Target], whole_parts: Sequence[WholePart]
+        self, model: Model, relevance: Relevance, targets: Sequence[EdgeTarget], whole_parts: Sequence[WholePart]
     ) -> None:
         """targets: the nodes, and the answer."""
         nodes = [target for target in targets if isinstance(target, Node)]
@@ -69,9 +69,8 @@ class EdgeMeasurement:
         result = sizes.new_full((len(self.targets),), torch.nan)
         for row, target in enumerate(self.targets):
             lower = torch.tensor([below(source, target, self.is_causal) for source in self.random])
-            chosen = sizes[row][
-                lower & (sizes[row] > rounding[row])
-            ]  # where heads are held, most tokens have no way to others
+            # Where heads are held, most tokens have no way to others.
+            chosen = sizes[row][lower & (sizes[row] > rounding[row])]
             if len(chosen) >= FEWEST_RANDOM:
                 result[row] = chosen.quantile(PERCENTILE)
         return result

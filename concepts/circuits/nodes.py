@@ -10,10 +10,10 @@ from torch import Tensor
 from icebear.concepts.circuits.circuit_records import AnswerNode
 from icebear.concepts.circuits.edges import Probe
 from icebear.concepts.nodes.controls import nodes_of
-from icebear.concepts.passes.patching import Nodes
+from icebear.concepts.passes.patching import PatchableNodes
 from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.results.effect_words import effect_words
-from icebear.concepts.results.effects import Patched
+from icebear.concepts.results.effects import NodeEffects
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -44,7 +44,7 @@ def scored(model: Model, relevance: Relevance, heads: bool) -> Tensor:
     return torch.cat(list(parts), -1)
 
 
-def patchable(model: Model, relevance: Relevance, heads: bool) -> Nodes:
+def patchable(model: Model, relevance: Relevance, heads: bool) -> PatchableNodes:
     """Return the activations of both prompts, for activation patching."""
     return nodes_of(model, relevance, *node_sites(model, heads))
 
@@ -70,10 +70,12 @@ def token_nodes(model: Model, chosen: Tensor) -> list[TokenNode]:
 def moved_words(
     model: Model, relevance: Relevance, sets: Sequence[Sequence[TokenNode]]
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return the likely next words that the nodes of each set raise and lower together (`Patched.effects`)."""
-    patched = Patched(model, relevance)
-    effects, *_ = patched.effects([[Ranked(neuron, token, None, 0.0) for neuron, token in nodes] for nodes in sets])
-    words = (effect_words(patched.tokens, row) for row in effects)
+    """Return the likely next words that the nodes of each set raise and lower together (`NodeEffects.effects`)."""
+    node_effects = NodeEffects(model, relevance)
+    effects, *_ = node_effects.effects(
+        [[Ranked(neuron, token, None, 0.0) for neuron, token in nodes] for nodes in sets]
+    )
+    words = (effect_words(node_effects.tokens, row) for row in effects)
     return [(tuple(raises), tuple(lowers)) for raises, lowers in words]
 
 

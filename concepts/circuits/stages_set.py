@@ -11,8 +11,8 @@ from icebear.concepts.circuits.edges import RecomputedTokens
 from icebear.concepts.circuits.nodes import pair_of
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import PatchedPair
-from icebear.concepts.stages.stage_measurements import Measured
-from icebear.concepts.stages.stage_parts import WholeParts
+from icebear.concepts.stages.stage_measurements import StageMeasurement
+from icebear.concepts.stages.stage_parts import WholeKinds
 from icebear.concepts.stages.stage_records import WholePart
 from icebear.concepts.stages.stages import stage_sites, why_no_stages
 from icebear.errors import InputError
@@ -23,28 +23,28 @@ from icebear.records import Ranked
 def stages_set(model: Model, relevance: Relevance) -> tuple[list[Ranked], tuple[WholePart, ...]] | None:
     """Return the heads and neurons of the answer's stages, with the whole parts that they need; None where no set
     gives the difference, or where circuits lack sites that stages have."""
-    measured = _measured(model, relevance)
+    measured = _stage_measurement(model, relevance)
     result = measured.search(relevance) if measured else None
     if measured is None or result is None or not result.reached:
         return None
-    return [*result.heads, *result.neurons], measured.named(result.earlier)
+    return [*result.heads, *result.neurons], measured.named(result.whole_kinds)
 
 
-def named_parts(model: Model, relevance: Relevance, names: WholeParts) -> tuple[WholePart, ...]:
+def named_parts(model: Model, relevance: Relevance, names: WholeKinds) -> tuple[WholePart, ...]:
     """Return whole parts of the tokens of a pair of prompts. Raises `InputError` where there are none."""
-    measured = _measured(model, relevance) if names else None
+    measured = _stage_measurement(model, relevance) if names else None
     if names and measured is None:
         raise InputError("The prompts of an edge beside whole parts have stages; change the claim.")
     return measured.named(names) if measured else ()
 
 
-def _measured(model: Model, relevance: Relevance) -> Measured | None:
+def _stage_measurement(model: Model, relevance: Relevance) -> StageMeasurement | None:
     """Return the measurements of stages; None where stages hold other sites than circuits, or no parts of tokens."""
     sites = {"ffn", "attn"}
     is_dense = set(stage_sites(model)) == sites and "router" not in model.sites  # stages hold routers, circuits do not
     if not is_dense or model.task.stacks == 2 or why_no_stages(model, relevance):
         return None
-    measured = Measured(model, [PatchedPair(model, pair_of(relevance))])
+    measured = StageMeasurement(model, [PatchedPair(model, pair_of(relevance))])
     return measured if measured.kind == "alone" else None
 
 

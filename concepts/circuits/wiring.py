@@ -11,8 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.circuits import circuit_records as parts
-from icebear.concepts.circuits.circuit_records import Edge, EdgeFaithfulness, Group, Node
+from icebear.concepts.circuits.circuit_records import (
+    AnswerNode,
+    CircuitToken,
+    Edge,
+    EdgeFaithfulness,
+    EdgeSource,
+    EdgeTarget,
+    Group,
+    Node,
+    Remainder,
+)
 from icebear.concepts.circuits.measured_edges import hardly_differs
 from icebear.concepts.circuits.nodes import answer_node, mask_of
 from icebear.concepts.passes.run import TokenNode
@@ -27,7 +36,7 @@ from icebear.values import check_int, several, shown
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Wiring(SavedResult, Tabled):
-    """The circuit of an answer: the neurons that make it, and the direct edges between them.
+    """The fields of `Graph`, and what follows from them: nodes, the direct edges between them, and their numbers.
 
     Rows of its matrices are targets, the nodes and then the answer (K + 1); columns are `sources`: the tokens (T), the
     nodes (K), and the remainder of each layer and token (L * T).
@@ -69,14 +78,14 @@ class Wiring(SavedResult, Tabled):
         return f"{''.join(relevance.prompt.strings)!r} compared with {counterfactual!r}"
 
     @cached_property
-    def tokens(self) -> tuple[parts.Token, ...]:
+    def tokens(self) -> tuple[CircuitToken, ...]:
         relevance = self.relevance
         assert relevance.counterfactual is not None
         counterfactual = relevance.prompt.strings if relevance.image else relevance.counterfactual.prompts[0]
-        return tuple(map(parts.Token, range(len(counterfactual)), relevance.prompt.strings, counterfactual))
+        return tuple(map(CircuitToken, range(len(counterfactual)), relevance.prompt.strings, counterfactual))
 
     @cached_property
-    def answer(self) -> parts.AnswerNode:
+    def answer(self) -> AnswerNode:
         return answer_node(self.relevance)
 
     @property
@@ -94,18 +103,18 @@ class Wiring(SavedResult, Tabled):
         return hardly_differs(self.values)
 
     @cached_property
-    def shown(self) -> tuple[parts.Token | Node, ...]:
+    def shown(self) -> tuple[CircuitToken | Node, ...]:
         """Tokens and nodes, in the order of `sources`."""
         return (*self.tokens, *self.nodes)
 
     @cached_property
-    def sources(self) -> tuple[parts.Source, ...]:
+    def sources(self) -> tuple[EdgeSource, ...]:
         tokens = range(len(self.tokens))
         layers = range((self.estimate.shape[1] - len(self.shown)) // len(tokens))
-        return (*self.shown, *(parts.Remainder(layer, token) for layer in layers for token in tokens))
+        return (*self.shown, *(Remainder(layer, token) for layer in layers for token in tokens))
 
     @cached_property
-    def targets(self) -> tuple[parts.Target, ...]:
+    def targets(self) -> tuple[EdgeTarget, ...]:
         return (*self.nodes, self.answer)
 
     @cached_property
@@ -148,7 +157,7 @@ class Wiring(SavedResult, Tabled):
             self.influence[row, column].item(),
         )
 
-    def sources_of(self, target: parts.Target | str, k: int) -> tuple[list[Edge], float | None]:
+    def sources_of(self, target: EdgeTarget | str, k: int) -> tuple[list[Edge], float | None]:
         """Return the k edges to a target (or its id) with the largest effects, and the contribution of all remainders
         as a share of its difference, None where it hardly differs. Raises `InputError`."""
         k = check_int(k, "The number of edges")
@@ -161,7 +170,7 @@ class Wiring(SavedResult, Tabled):
         return edges, None if self.hardly_differs[row] else outside.item()
 
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
-        """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.nodes.controls.Nodes`."""
+        """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.nodes.controls.nodes_of`."""
         width = self.model.ffn_width + self.model.heads * self.heads
         chosen = self.nodes if nodes is None else several(nodes)
         for node in chosen:

@@ -65,10 +65,10 @@ class AttnLRP(OnePass):
     def rules(self) -> AttnLRP:
         return self
 
-    def compared(self) -> Multiplying:
+    def for_comparison(self) -> Multiplying:
         if self.positions:
             raise InputError("pa-lrp cannot compare with a counterfactual; use attnlrp or cp-lrp.")
-        return super().compared()
+        return super().for_comparison()
 
 
 ATTNLRP = AttnLRP()

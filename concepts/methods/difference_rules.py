@@ -72,7 +72,7 @@ class Difference(Method):
         causes = Causes(pair.models, batch) if pair.models else None
         target, stream = PairLogits(pair), Stream(model, batch)
         inputs = Inputs(causes.read) if causes else Inputs()
-        neurons = PairedNeurons(model, batch, pair.sites, pair.columns(2))
+        neurons = PairedNeurons(model, batch, pair.sites, pair.columns)
         excluded = partial(excluded_positions, model, objective, stream)
         largest = None if pair.k is None else LargestNeurons(model, batch, pair.sites, pair.k, excluded, True)
         recorders: list[Recorder] = [inputs, stream, neurons, *([largest] if largest else [])]
@@ -89,8 +89,8 @@ class Difference(Method):
             tokens = [product(x[0] - x[1], g[0]) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
         else:
             tokens = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]
-        if causes is not None and not causes.pair.only_weights_differ:
-            _check_base(causes.pair.base, target.objective, numbers[1])
+        if causes is not None and not causes.models.only_weights_differ:
+            _check_base(causes.models.base, target.objective, numbers[1])
         relevance, activation, counterfactual = neurons.result()
         explained = [objective.all_positions.index(position) for position in objective.positions[0]]
         return PairResult(

@@ -46,7 +46,7 @@ class Method:
     """Whether a comparison records `Pair.k` neurons in its pass, with no need of all of them."""
 
     def compare(self, pair: Pair) -> PairResult:
-        """Explain the difference of a prompt to its counterfactual; `compared` says which methods can."""
+        """Explain the difference of a prompt to its counterfactual; `for_comparison` says which methods can."""
         raise NotImplementedError
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
@@ -61,7 +61,7 @@ class Method:
             f"The method {self!r} does not score the neurons of a single prompt; choose attnlrp, cp-lrp or gxi."
         )
 
-    def compared(self) -> Method:
+    def for_comparison(self) -> Method:
         """Return the method for a prompt with a counterfactual. Raises `InputError` if it has no multipliers."""
         if self.needs_counterfactual:
             return self
@@ -87,7 +87,7 @@ class Multiplying(Method):
         if self.at is not None:
             one_of(self.at, "point of multipliers", self.known_points)
 
-    def compared(self) -> Multiplying:
+    def for_comparison(self) -> Multiplying:
         return self if self.at else replace(self, at=self.known_points[0])
 
     def points(self) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from icebear.concepts.passes.storage import SiteValues
 from icebear.errors import InputError
 from icebear.lrp.linear_rules import Rules
 from icebear.models.objective import Objective
+from icebear.values import common_length
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ def _between(
     inputs = Inputs(lambda stack, x: between[stack])
     columns = [[many.batch.columns(0)[position] for position in pair.recorded]] * len(points)
 
-    def compared(site: str, layer: int, x: Tensor) -> Tensor:
+    def difference_of(site: str, layer: int, x: Tensor) -> Tensor:
         return difference[site][layer].to(x).expand_as(x)
 
-    neurons = AllNeurons(model, many.batch, difference, columns, compared=compared)
+    neurons = AllNeurons(model, many.batch, difference, columns, difference_of=difference_of)
     forward_backward(model, Logits(many), [inputs, neurons], rules, strict=pair.strict, checkpoint=pair.checkpoint)
     tokens = [product(x - y, g.mean(0)) for (x, y), g in zip(reads, inputs.gradients, strict=True)]
     return tokens, {site: x.mean(0).cpu() for site, x in neurons.relevance.items()}
@@ -127,8 +127,8 @@ def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], ot
     """
     if len(ids) == len(other):
         return torch.eye(len(ids))
-    before = _common(ids, other)
-    behind = min(_common(ids[::-1], other[::-1]), len(ids) - before, len(other) - before)
+    before = common_length(ids, other)
+    behind = min(common_length(ids[::-1], other[::-1]), len(ids) - before, len(other) - before)
     weights = torch.zeros(len(ids), len(other))
     for token in range(before):
         weights[token, token] = 1
@@ -148,8 +148,3 @@ def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], ot
             )
         weights[token, partners] = 1 / len(partners)
     return weights
-
-
-def _common(ids: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common beginning."""
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ids, other, strict=False))))

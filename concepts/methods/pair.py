@@ -40,12 +40,13 @@ class Pair:
         """The positions of the prompt whose neurons are recorded."""
         return recorded_at(self.objective, 0, self.record)
 
-    def columns(self, rows: int) -> list[list[int]] | None:
-        """Return the recorded columns of rows that all are as long as the prompt; None for all columns."""
+    @property
+    def columns(self) -> list[list[int]] | None:
+        """The recorded columns of both rows, of equal length; None for all columns."""
         if self.record == "all":
             return None
         columns = self.objective.batch.columns(0)
-        return [[columns[position] for position in self.recorded]] * rows
+        return [[columns[position] for position in self.recorded]] * 2
 
     def answered(self, logits_x: Tensor, logits_c: Tensor) -> Objective:
         """Return the objective with the answer to the prompt as its target and the answer to the counterfactual as its

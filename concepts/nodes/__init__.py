@@ -1,1 +1,1 @@
-"""Sets of nodes: controls."""
+"""Controls of sets of nodes, of image patches and of tokens."""

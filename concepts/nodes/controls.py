@@ -19,7 +19,7 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.patching import Nodes
+from icebear.concepts.passes.patching import PatchableNodes
 from icebear.concepts.passes.prompt import Counterfactual
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import neuron_site
@@ -31,13 +31,13 @@ from icebear.models.model import Model
 from icebear.records import InNotebooks
 from icebear.values import check_int, seed_of, typed
 
-RANDOM_DRAWS = 5
+RANDOM_SETS = 5
 """Random sets of neurons."""
-RANDOM_HEAD_DRAWS = 20
+RANDOM_HEAD_SETS = 20
 """Random sets of heads: single heads differ more than single neurons do."""
 
 
-def nodes_of(model: Model, relevance: Relevance, *sites: str) -> Nodes:
+def nodes_of(model: Model, relevance: Relevance, *sites: str) -> PatchableNodes:
     """Return the nodes of a relevance, by default of the site ``ffn``.
 
     Raises `InputError` if the relevance is of another model, or has not recorded all positions.
@@ -52,11 +52,13 @@ def nodes_of(model: Model, relevance: Relevance, *sites: str) -> Nodes:
     objective, sites = relevance.explained(), sites or ("ffn",)
     activation = {site: relevance.activation(neuron_site(site)) for site in sites}
     if relevance.counterfactual is None:
-        return Nodes(model, objective, sites, activation, {site: _means(model, relevance, site) for site in sites})
+        return PatchableNodes(
+            model, objective, sites, activation, {site: _means(model, relevance, site) for site in sites}
+        )
     contrast = relevance.contrast.id if relevance.contrast else None
     counterfactual = {site: relevance.neurons.counterfactual[neuron_site(site)] for site in sites}
-    compared = _counterfactual_number(model, relevance.counterfactual, contrast)
-    return Nodes(model, replace(objective, contrasts=(contrast,)), sites, activation, counterfactual, compared)
+    number_c = _counterfactual_number(model, relevance.counterfactual, contrast)
+    return PatchableNodes(model, replace(objective, contrasts=(contrast,)), sites, activation, counterfactual, number_c)
 
 
 def _means(model: Model, relevance: Relevance, site: str) -> Tensor:
@@ -120,7 +122,7 @@ class Ablation(InNotebooks):
     necessity: float
     """1 - F of all other nodes: the share that is lost when only the list takes its counterfactual values."""
     random_sufficiency: float
-    """The median sufficiency of `RANDOM_DRAWS` random sets (`random_nodes`), for heads of `RANDOM_HEAD_DRAWS`."""
+    """The median sufficiency of `RANDOM_SETS` random sets (`random_nodes`), for heads of `RANDOM_HEAD_SETS`."""
     random_necessity: float
     most_changed_sufficiency: float
     """Sufficiency of as many nodes whose activations change most, by |a - a'|."""
@@ -171,14 +173,16 @@ def ablation(
     return ablate(nodes, relevance.mask(ranked, site), torch.Generator().manual_seed(seed))
 
 
-def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator, recomputed: Tensor | None = None) -> Ablation:
+def ablate(
+    nodes: PatchableNodes, chosen: Tensor, generator: torch.Generator, recomputed: Tensor | None = None
+) -> Ablation:
     """Measure sufficiency and necessity of a mask (L, T, W) of nodes, with controls.
 
     recomputed: the nodes of whole parts, which are recomputed beside the chosen ones when sufficiency is measured.
     """
     count, change = int(chosen.sum()), nodes.change()
     parts = list(zip(nodes.sites, chosen.split(nodes.widths, -1), strict=True))
-    sets = range(RANDOM_HEAD_DRAWS if "head" in nodes.sites else RANDOM_DRAWS)
+    sets = range(RANDOM_HEAD_SETS if "head" in nodes.sites else RANDOM_SETS)
     layers = nodes.model.layers_with("attn") if "head" in nodes.sites else None
     draws = [torch.cat([random_nodes(part, site, generator, layers) for site, part in parts], -1) for _ in sets]
     changed = largest(change if recomputed is None else change * ~recomputed, count)
@@ -199,17 +203,17 @@ def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator, recomputed:
 
 
 def recovered_shares(
-    nodes: Nodes,
+    nodes: PatchableNodes,
     choices: Sequence[Tensor],
     ends: tuple[float, float] | None = None,
     recomputed: Tensor | None = None,
 ) -> tuple[list[float], list[float]]:
     """Return F of each mask of nodes, and F of all other nodes.
 
-    ends: `Nodes.ends`, if known. recomputed: nodes that are recomputed beside those of each mask.
+    ends: `PatchableNodes.ends`, if known. recomputed: nodes that are recomputed beside those of each mask.
     """
-    complete, compared = ends or nodes.ends
+    number_x, number_c = ends or nodes.ends
     beside = choices if recomputed is None else [choice | recomputed for choice in choices]
     numbers = nodes.numbers([*beside, *(~choice for choice in choices)])
-    values = [(number - compared) / (complete - compared) for number in numbers]
+    values = [(number - number_c) / (number_x - number_c) for number in numbers]
     return values[: len(choices)], values[len(choices) :]

@@ -22,7 +22,7 @@ PER_PASS = 16
 
 
 @torch.no_grad()
-def patch_controls(model: Model, relevance: Relevance, seed: int = 0) -> tuple[RandomControl, ...]:
+def patch_controls(model: Model, relevance: Relevance) -> tuple[RandomControl, ...]:
     """Exchange the tenth of the patches with the largest relevance, and measure the explained number.
 
     Deletion: they take the values of the image that this one is compared with. Insertion: that image takes theirs. Each
@@ -30,11 +30,11 @@ def patch_controls(model: Model, relevance: Relevance, seed: int = 0) -> tuple[R
     edges, which keeps its shapes. Without exactly one other image there are no controls. Raises `InputError`.
     """
     model.check_made(relevance.made_with["model"], "The relevance")
-    compared = relevance.counterfactual
-    if relevance.image is None or compared is None or len(compared.pairs) != 1 or relevance.target is None:
+    counterfactual = relevance.counterfactual
+    if relevance.image is None or counterfactual is None or len(counterfactual.pairs) != 1 or relevance.target is None:
         return ()
-    image, other = compared.pairs[0].batch.pixels  # type: ignore[misc]
-    chosen, drawn, shifted = _choices(relevance.image.patches, grid(model, image), seed)
+    image, other = counterfactual.pairs[0].batch.pixels  # type: ignore[misc]
+    chosen, drawn, shifted = _choices(relevance.image.patches, grid(model, image))
     number, controls = objective_text(relevance.target, relevance.contrast), []
     for what, base, source in (("deleted", image, other), ("inserted", other, image)):
         before, after, *others = _numbers(model, relevance, base, source, [(), chosen, *drawn, *shifted])
@@ -49,9 +49,9 @@ def patch_controls(model: Model, relevance: Relevance, seed: int = 0) -> tuple[R
     return tuple(controls)
 
 
-def _choices(patches: Tensor, shape: tuple[int, int], seed: int) -> tuple[list[int], list[list[int]], list[list[int]]]:
+def _choices(patches: Tensor, shape: tuple[int, int]) -> tuple[list[int], list[list[int]], list[list[int]]]:
     """Return the first tenth of the patches, as many random ones, and those of the map shifted by random steps."""
-    generator, count = random.Random(seed), max(1, round(SHARE * patches.numel()))
+    generator, count = random.Random(0), max(1, round(SHARE * patches.numel()))
     steps = [(row, column) for row in range(shape[0]) for column in range(shape[1])][1:]
     shifts = generator.sample(steps, min(RANDOM_DRAWS, len(steps)))
     drawn = [generator.sample(range(patches.numel()), count) for _ in range(RANDOM_DRAWS)]

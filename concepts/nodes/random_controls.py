@@ -11,7 +11,7 @@ from math import comb
 import torch
 
 from icebear.concepts.methods.common import explained_numbers, measure_without
-from icebear.concepts.results.effects import Effects, Patched
+from icebear.concepts.results.effects import Effects, NodeEffects
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -35,10 +35,10 @@ def effects_on_answer(effects: Effects, relevance: Relevance) -> list[float | No
     return values.tolist()  # type: ignore[no-any-return]
 
 
-def random_effects(patched: Patched, rows: Sequence[Ranked], seed: int = 0) -> Effects | None:
+def random_effects(patched: NodeEffects, rows: Sequence[Ranked]) -> Effects | None:
     """Return what `RANDOM_DRAWS` random nodes, each of the layer and token of a ranked one, do to the next token; None
     if all of them are ranked."""
-    generator, taken = random.Random(seed), {(row.neuron, row.position) for row in rows}
+    generator, taken = random.Random(0), {(row.neuron, row.position) for row in rows}
     drawn: list[Ranked] = []
     for draw in range(RANDOM_DRAWS):
         row = rows[draw % len(rows)]
@@ -58,7 +58,7 @@ def objective_text(target: TokenScore | None, contrast: TokenScore | None) -> st
     return f"The logit of {target.text!r}" + (f" minus that of {contrast.text!r}" if contrast else "")
 
 
-def token_removal_control(model: Model, relevance: Relevance, k: int = 2, seed: int = 0) -> RandomControl | None:
+def token_removal_control(model: Model, relevance: Relevance, k: int = 2) -> RandomControl | None:
     """Remove the k tokens that contribute most to the answer, or k random others, and measure the explained number.
 
     A removed token has an embedding of zero. Sinks and tokens of a chat's template stay. If there are few other
@@ -76,7 +76,7 @@ def token_removal_control(model: Model, relevance: Relevance, k: int = 2, seed: 
     contrast = relevance.contrast and relevance.contrast.id
     kind, position = relevance.prediction.objective, relevance.predicted_at if model.task.takes_position else None
     objective = objective_of(model, [relevance.read], relevance.target.id, contrast, position=position, kind=kind)
-    choices: list[Sequence[int]] = [(), removed, *_drawn(others, len(removed), seed)]
+    choices: list[Sequence[int]] = [(), removed, *_drawn(others, len(removed))]
     masks = torch.zeros(len(choices), len(relevance.tokens), dtype=torch.bool)
     for mask, positions in zip(masks, choices, strict=True):
         mask[list(positions)] = True
@@ -87,9 +87,9 @@ def token_removal_control(model: Model, relevance: Relevance, k: int = 2, seed: 
     return RandomControl(f"{names} removed", "as many other tokens", number, before, after, tuple(drawn))
 
 
-def _drawn(positions: Sequence[int], k: int, seed: int) -> list[Sequence[int]]:
+def _drawn(positions: Sequence[int], k: int) -> list[Sequence[int]]:
     """Return at most `RANDOM_DRAWS` choices of k positions."""
     if comb(len(positions), k) <= RANDOM_DRAWS:
         return list(combinations(positions, k))
-    generator = random.Random(seed)
+    generator = random.Random(0)
     return [generator.sample(positions, k) for _ in range(RANDOM_DRAWS)]

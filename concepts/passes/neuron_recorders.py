@@ -149,6 +149,10 @@ class Values(NeuronRecorder):
     def _copied(self, stored: Tensor, device: torch.device) -> Tensor:
         return stored.to(device, non_blocking=self.where == "pinned")
 
+    def activations(self, row: int) -> dict[str, Tensor]:
+        """Return site -> activations (L, P, N) of one prompt, without padding, where they were recorded."""
+        return {site: self.values(row, x) for site, x in self.activation.items()}
+
     def values(self, row: int, recorded: Tensor) -> Tensor:
         """Return (L, P, N) of one prompt from (B, L, P, N), without padding, where they were recorded."""
         x = recorded[row][:, self._row_columns(row)]
@@ -171,15 +175,15 @@ class AllNeurons(Values):
         batch: Batch,
         sites: Iterable[str],
         positions: Sequence[Sequence[int]] | None = None,
-        compared: Callable[[str, int, Tensor], Tensor] | None = None,
+        difference_of: Callable[[str, int, Tensor], Tensor] | None = None,
     ) -> None:
-        """compared: takes a site, a layer and their activations (B, P, N), and returns their difference to the
+        """difference_of: takes a site, a layer and their activations (B, P, N), and returns their difference to the
         counterfactual ones, which is recorded in their place; relevance is then difference x gradient."""
         super().__init__(model, batch, sites, positions, relevance_rows=len(batch.ids))
-        self.compared = compared
+        self.difference_of = difference_of
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
-        super().begin(site, layer, self.compared(site, layer, activation) if self.compared else activation)
+        super().begin(site, layer, self.difference_of(site, layer, activation) if self.difference_of else activation)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         recorded, out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))

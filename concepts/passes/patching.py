@@ -22,7 +22,7 @@ SETS_PER_PASS = 24
 
 
 @dataclass(frozen=True, eq=False)
-class Nodes:
+class PatchableNodes:
     """The nodes of some sites that can be patched: their activations (L, T, N) in the prompt and the counterfactual.
 
     A set of nodes is a mask (L, T, W) over the neurons of all sites side by side (for the site ``head``, the heads).
@@ -33,7 +33,7 @@ class Nodes:
     sites: tuple[str, ...]
     activation: dict[str, Tensor]
     counterfactual: dict[str, Tensor]
-    compared: float | None = None
+    number_c: float | None = None
     """m(c); None for the number when all nodes take their counterfactual values."""
 
     @property
@@ -65,20 +65,20 @@ class Nodes:
     @cached_property
     def ends(self) -> tuple[float, float]:
         """m(x) and m(c). Raises `InputError` if they are equal, or if patching the whole site changes nothing."""
-        complete, empty = self.extremes
-        compared = empty if self.compared is None else self.compared
-        if complete in (compared, empty):
+        number_x, empty = self.extremes
+        number_c = empty if self.number_c is None else self.number_c
+        if number_x in (number_c, empty):
             raise InputError(
                 "The explained number does not change when all neurons of the site take their counterfactual values; "
                 "choose another counterfactual or another site."
             )
-        return complete, compared
+        return number_x, number_c
 
     @cached_property
     def empty_share(self) -> float:
         """F of no nodes."""
-        (complete, compared), (_, empty) = self.ends, self.extremes
-        return (empty - compared) / (complete - compared)
+        (number_x, number_c), (_, empty) = self.ends, self.extremes
+        return (empty - number_c) / (number_x - number_c)
 
     @cached_property
     def extremes(self) -> tuple[float, float]:
@@ -106,10 +106,10 @@ class Nodes:
             x = self.counterfactual[site].to(self.model.device, self.model.dtype)
             patches[neuron_site(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
 
-        def patched(site: str, layer: int, x: Tensor) -> Tensor:
-            mask, patch = patches[site]
-            return torch.where(mask[..., layer, :, :], x, patch[layer])
+        def patch(site: str, layer: int, x: Tensor) -> Tensor:
+            mask, values = patches[site]
+            return torch.where(mask[..., layer, :, :], x, values[layer])
 
         site_layers = [(name, layer) for name in patches for layer in self.model.layers_with(name)]
-        with self.model.lock, hooks(self.model, site_layers, patched):
+        with self.model.lock, hooks(self.model, site_layers, patch):
             yield

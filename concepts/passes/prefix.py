@@ -19,7 +19,7 @@ from icebear.models.model import Model
 from icebear.models.objective import Objective
 
 COMMON = 16
-"""Fewer tokens that two prompts begin with are read together with what follows them."""
+"""A common beginning of fewer tokens is not cached."""
 
 
 class Prefix:
@@ -41,8 +41,10 @@ class Prefix:
 
     @classmethod
     def of(cls, model: Model, rows: Sequence[Sequence[int]]) -> Prefix | None:
-        """Return a prefix of which passes may follow any beginning; None if the model has hooks, which would act on the
-        prefix, or if its tokens depend on earlier ones by more than keys and values."""
+        """Return a prefix after any token of which a pass may continue.
+
+        None if the model has hooks, which would act on the prefix too, or if a token depends on earlier ones by more
+        than keys and values."""
         if not model.task.is_causal or is_hooked(model) or not max(map(len, rows)):
             return None
         if model.padding_counts("right") or max(map(len, rows)) >= model.scales_positions_from:

@@ -201,7 +201,7 @@ def forward_backward(
             mode = RelevanceMode(model.net, method, accounting)
             stack.enter_context(at_modules.below_recorders(mode))
         elif method is not None:
-            start = 0 if checkpoint or model.offloaded else LONG  # the graph would hold what is loaded
+            start = 0 if checkpoint or model.offloaded else LONG  # offloaded: a graph would keep all loaded weights
             layers = model.layer_modules if checkpoint is not False else ()
             rules = relevance_rules(model.net, method, accounting, strict, layers, start, paired)
             mode = stack.enter_context(rules)

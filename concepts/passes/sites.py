@@ -70,7 +70,7 @@ def _check_called(
     def end(module: nn.Module, *_: Any) -> None:
         del tokens[layer]
         lacking = [site for site in sites if (site, layer) not in called]
-        if lacking and not isinstance(vars(module).get("forward"), Given):
+        if lacking and not isinstance(vars(module).get("forward"), SkippedForward):
             raise not_called(model, lacking[0], layer)
 
     undo.callback(model.layer_modules[layer].register_forward_pre_hook(begin).remove)
@@ -94,7 +94,7 @@ def _module(model: Model, site: str, layer: int) -> nn.Module:
     return mixture if mixture is not None else model.site_module(site, layer)
 
 
-class Given:
+class SkippedForward:
     """The forward method of a layer that does not run, because its output is known."""
 
     def __init__(self, output: Any) -> None:

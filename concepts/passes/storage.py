@@ -15,15 +15,16 @@ from icebear.result_files import Given, saved_as
 
 Where = Literal["device", "pinned", "cpu"]
 PARTS = 4
-"""Of the free memory: one for the recorded values, the rest for the pass that records them and for ranking, which makes
-copies; of the memory of the computer for other programs, because pinned memory is not swapped."""
+"""Recorded values may take one in so many parts of the free memory. The others are for the pass that records them and
+for ranking, which makes copies; in the memory of the computer also for other programs, because pinned memory is not
+swapped."""
 
 
 def planned(size: int, device: torch.device, free: Callable[[torch.device], int]) -> Where:
     """Return where to record values of a pass: in the memory of its device, in pinned memory of the computer, to which
     a CUDA device copies while it goes on computing, or in other memory of the computer.
 
-    size: of the values in bytes, which are one of `PARTS` of the free memory at most.
+    size: the bytes of the values, which take at most one in `PARTS` of the free memory.
     free: returns the free bytes of a device; it is not called for a model on the CPU.
     """
     if device.type == "cpu" or PARTS * size <= free(device):

@@ -12,7 +12,7 @@ from torch import Tensor
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.weights.changed_weights import ChangedWeights
-from icebear.concepts.weights.weight_parts import NEURONS, Kind
+from icebear.concepts.weights.weight_parts import NEURONS, WeightKind
 from icebear.errors import InputError, UnknownName
 from icebear.records import Neuron, Ranked
 from icebear.values import check_int, several
@@ -28,7 +28,7 @@ class Change:
     module: str
     """The path of the module, or the name of a whole parameter."""
     layer: int | None
-    kind: Kind
+    kind: WeightKind
     """``w_in``, ``gate``, ``w_out``, ``q``, ``k``, ``v``, ``o``, ``embedding``, ``unembedding``, ``router``, ``norm``,
     ``bias``, ``cross`` or ``other``."""
     index: int
@@ -43,10 +43,6 @@ class Change:
         """The neuron or head; None for others."""
         site = NEURONS.get(self.kind)
         return Neuron(self.layer, site, self.index) if site and self.layer is not None else None
-
-    @property
-    def parameter(self) -> str:
-        return self.module
 
     def __str__(self) -> str:
         if self.neuron:
@@ -89,7 +85,7 @@ class Diff(Relevance):
         """The sum of what the changed weights caused; `total`, if both models read the same prompt."""
         return self.sums.weights
 
-    def by_kind(self) -> dict[Kind, float]:
+    def by_kind(self) -> dict[WeightKind, float]:
         """Return what the weights of each kind caused."""
         return self._sums(lambda change: change.kind)
 
@@ -104,7 +100,10 @@ class Diff(Relevance):
         return dict(sorted(sums.items(), key=lambda entry: -abs(entry[1])))
 
     def top_changes(
-        self, k: int = 10, kind: Kind | Sequence[Kind] | None = None, layers: int | Iterable[int] | None = None
+        self,
+        k: int = 10,
+        kind: WeightKind | Sequence[WeightKind] | None = None,
+        layers: int | Iterable[int] | None = None,
     ) -> list[Change]:
         """Rank changes by the size of what they caused, largest first.
 
@@ -126,8 +125,8 @@ class Diff(Relevance):
     def _chosen(self, kind: Any, layers: Any) -> list[ChangedWeights]:
         kinds = None if kind is None else set(several(kind))
         known = dict.fromkeys(change.kind for change in self.changes)
-        for unknown in (kinds or set()) - KINDS:
-            raise UnknownName("kind of weight", str(unknown), KINDS, f"The kinds here are {', '.join(known)}.")
+        for unknown in (kinds or set()) - WEIGHT_KINDS:
+            raise UnknownName("kind of weight", str(unknown), WEIGHT_KINDS, f"The kinds here are {', '.join(known)}.")
         wanted = None if layers is None else {check_int(layer, "A layer") for layer in several(layers)}
         return [
             change
@@ -174,7 +173,7 @@ class Diff(Relevance):
         }
         return {**super().to_dict(k), "changes": causes}
 
-    def to_frame(self, k: int = 100, kind: Kind | None = None, **ranking: Any) -> pandas.DataFrame:
+    def to_frame(self, k: int = 100, kind: WeightKind | None = None, **ranking: Any) -> pandas.DataFrame:
         """Return the top k changes as a pandas table. Arguments are those of `top_changes`."""
         import pandas
 
@@ -183,7 +182,7 @@ class Diff(Relevance):
         return pandas.DataFrame(rows, columns=columns).astype({"caused": float, "size": float})
 
 
-KINDS = set("gate w_in w_out q k v o cross router embedding unembedding norm bias other".split())
+WEIGHT_KINDS = set("gate w_in w_out q k v o cross router embedding unembedding norm bias other".split())
 
 
 def ranked_changes(changes: Sequence[ChangedWeights], scores: Sequence[Tensor], k: int | None = None) -> list[Change]:

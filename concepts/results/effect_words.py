@@ -27,7 +27,7 @@ def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[li
     only in case and spaces are one word; single ASCII characters and tokens without a letter or digit are none, unless
     most tokens are such characters."""
     characters = sum(len(token.strip()) == 1 for token in tokens[:SHOWN])
-    shown = bool if 2 * characters > len(tokens[:SHOWN]) else is_word
+    shown = bool if 2 * characters > len(tokens[:SHOWN]) else is_shown_word
 
     def words_of(order: Sequence[int], sign: int) -> list[str]:
         words: dict[str, str] = {}
@@ -43,7 +43,7 @@ def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[li
     return words_of(order[::-1], +1), words_of(order, -1)
 
 
-def is_word(text: str) -> bool:
+def is_shown_word(text: str) -> bool:
     """Return whether a token without its spaces is shown as a word."""
     return any(map(str.isalnum, text)) and not (len(text) == 1 and text.isascii())
 

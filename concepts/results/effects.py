@@ -43,7 +43,7 @@ PASS = 20
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class SetNode:
     """A neuron or head at a position, and the value that it is set to."""
 
     neuron: Neuron
@@ -110,7 +110,7 @@ def likely_ids(logits: Tensor) -> list[int]:
     return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
 
 
-class Patched:
+class NodeEffects:
     """Passes over the prompt of a relevance in which nodes take their counterfactual values."""
 
     def __init__(self, model: Model, relevance: Any) -> None:
@@ -118,7 +118,7 @@ class Patched:
         model.check_made(relevance.made_with["model"], "The relevance")
         self.model, self.relevance = model, relevance
         self.objective: Objective = relevance.explained()
-        self.read = relevance.prompt.encoder_length
+        self.encoder_length = relevance.prompt.encoder_length
         self._prompt_logits: Tensor | None = None
 
     @cached_property
@@ -168,7 +168,7 @@ class Patched:
     def effects(self, sets: Sequence[Sequence[Ranked]]) -> tuple[Tensor, Tensor, Tensor]:
         """Return (N, W) the centred effects of setting all nodes of each set, the means (N,), and (N,) the effects on
         the log-probability of the answer, NaN for a model that predicts a number."""
-        nodes: list[list[Node]] = [[], *([self.node(row) for row in rows] for rows in sets)]
+        nodes: list[list[SetNode]] = [[], *([self.node(row) for row in rows] for rows in sets)]
         rows: dict[int, Tensor] = {}
         answers = torch.zeros(len(nodes))
         for chosen, start in self._chunks(nodes):  # the prompt itself comes first
@@ -180,7 +180,7 @@ class Patched:
         means = effects.mean(1) if effects.shape[1] > 1 else torch.zeros(len(effects))
         return effects - means[:, None], means, answers[0] - answers[1:]
 
-    def node(self, row: Ranked) -> Node:
+    def node(self, row: Ranked) -> SetNode:
         """Return a node with its counterfactual value. Raises `InputError` if it was not recorded."""
         neuron, scores = row.neuron, self.relevance.neurons
         self.model.check(neuron)
@@ -199,7 +199,7 @@ class Patched:
             value = scores.counterfactual[site][neuron.layer, scores.recorded.index(row.position), columns]
         else:
             value = self._unrecorded[site][neuron.layer, row.position, columns]
-        return Node(neuron, row.position, value)
+        return SetNode(neuron, row.position, value)
 
     @property
     def reads_others(self) -> bool:
@@ -220,12 +220,12 @@ class Patched:
             other = pair.rows([1])
             values = Values(self.model, other.batch, sites)
             forward(self.model, Logits(other), [values])
-            for site, recorded in values.activation.items():
-                x = values.values(0, recorded).cpu()
+            for site, recorded in values.activations(0).items():
+                x = recorded.cpu()
                 parts[site].append(torch.einsum("st,ltn->lsn", weights.to(x), x))
         return {site: torch.stack(each).mean(0) for site, each in parts.items()}
 
-    def _chunks(self, nodes: Sequence[Sequence[Node]]) -> Iterator[tuple[list[int], int]]:
+    def _chunks(self, nodes: Sequence[Sequence[SetNode]]) -> Iterator[tuple[list[int], int]]:
         """Yield the rows of each pass, and its first position: rows that change late share a long prefix."""
         length, positions = len(self.relevance.prompt.ids), self.objective.positions[0]
         logit_rows = LOGITS // (len(positions) * self.model.output_size)
@@ -243,7 +243,7 @@ class Patched:
         yield chosen, starts[chosen[-1]]
 
     @torch.no_grad()
-    def _pass(self, rows: Sequence[Sequence[Node]], start: int) -> tuple[Tensor, Tensor]:
+    def _pass(self, rows: Sequence[Sequence[SetNode]], start: int) -> tuple[Tensor, Tensor]:
         """Return the logits (N, V) of the next token and the log-probability (N,) of the answer, with nodes set."""
         model, positions = self.model, self.objective.all_positions
         with model.lock, self._set(rows, start):
@@ -260,16 +260,16 @@ class Patched:
         return logits[:, 0], answer
 
     @contextmanager
-    def _set(self, rows: Sequence[Sequence[Node]], start: int) -> Iterator[None]:
+    def _set(self, rows: Sequence[Sequence[SetNode]], start: int) -> Iterator[None]:
         """Set the nodes of each row, in passes that begin at a position of the prompt."""
-        by_site_layer: dict[tuple[str, int], list[tuple[int, Node]]] = {}
+        by_site_layer: dict[tuple[str, int], list[tuple[int, SetNode]]] = {}
         for row, nodes in enumerate(rows):
             for node in nodes:
                 by_site_layer.setdefault((neuron_site(node.neuron.site), node.neuron.layer), []).append((row, node))
 
         def visit(site: str, layer: int, x: Tensor) -> Tensor:
             x = x.clone()
-            before = self.read if self.model.stack_of(layer) and self.objective.batch.decoder else start
+            before = self.encoder_length if self.model.stack_of(layer) and self.objective.batch.decoder else start
             for row, node in by_site_layer[site, layer]:
                 begin, column = node.neuron.index * len(node.value), node.position - before
                 if 0 <= column < x.shape[1]:  # a layer of an encoder does not read the decoder's tokens

@@ -19,7 +19,7 @@ from icebear.concepts.methods.registry import method_of
 from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens
 from icebear.concepts.passes.run import Conservation
 from icebear.concepts.passes.sites import neuron_site
-from icebear.concepts.results.effects import Effects, Patched
+from icebear.concepts.results.effects import Effects, NodeEffects
 from icebear.concepts.results.ranking import By, NeuronScores, Position, Ranking
 from icebear.concepts.weights.changed_weights import ModelPair
 from icebear.convert import Tabled
@@ -335,14 +335,14 @@ class Relevance(SavedResult, Tabled):
         ----------
         Activation patching: Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262.
         """
-        patched = Patched(self.run.model, self)
+        node_effects = NodeEffects(self.run.model, self)
         if isinstance(nodes, int):
-            return patched.measure(self.top(check_int(nodes, "The number of nodes"), position="all"))
+            return node_effects.measure(self.top(check_int(nodes, "The number of nodes"), position="all"))
         rows = several(nodes)
         for row in rows:
             if not isinstance(row, Ranked):
                 raise InputError(f"{shown(row)} is not a ranked node; pass a number, or rows of relevance.top.")
-        return patched.measure(rows)
+        return node_effects.measure(rows)
 
     @property
     def read(self) -> Prompt:

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
-from icebear.concepts.answers.cases import Case, case_of
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.request import rows_of
+from icebear.concepts.attribution.cases import Case, case_of
+from icebear.concepts.attribution.request import prompt_requests
 from icebear.concepts.stages import task_sentences
 from icebear.concepts.stages.patched_pair import PatchedPair
-from icebear.concepts.stages.stage_measurements import Measured, SearchedSet
+from icebear.concepts.stages.stage_measurements import SearchedSet, StageMeasurement
 from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stages import stage_sites, why_no_stages
 from icebear.concepts.stages.task_records import TaskPair, TaskRecord, parts_of
@@ -39,7 +39,7 @@ from icebear.render import page, render
 from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import seed_of, shown, typed
 
-RESAMPLES = 2000
+BOOTSTRAP_RESAMPLES = 2000
 """The number of bootstrap resamples."""
 LEAST_PAIRS = 4
 """Two pairs choose the shared set, and two measure it."""
@@ -49,7 +49,7 @@ UNEQUAL = {"cut": "the prompts have unequal numbers of tokens", "last token": "t
 
 @dataclass(frozen=True, repr=False)
 class Task(TaskRecord):
-    """What the stages of many pairs of prompts share."""
+    """What the stages of many pairs of prompts share. (The task of a model, `Model.task`, is another thing.)"""
 
     def __str__(self) -> str:
         return "\n".join(map(str, task_sentences.task_lines(self)))
@@ -119,32 +119,41 @@ def explain_task(
     _check_pairs(model, cases)
     advance = counting(on_progress, len(cases) + len(cases) // 2)
     rows: dict[int, _Searched] = {}
-    order = sorted(range(len(cases)), key=lambda row: repr(cases[row]))  # that of the file does not matter
+    order = sorted(range(len(cases)), key=lambda row: repr(cases[row]))  # so that the order in the file does not matter
     for row in order:
         rows[row] = _search(model, cases[row])
         advance(1)
     choosing, measuring = ([order[at] for at in half] for half in halves([rows[row].pair for row in order], seed))
-    chosen = shared_set([rows[row].chosen for row in choosing])  # type: ignore[misc]
+    chosen = choose_shared_set([rows[row].chosen for row in choosing])  # type: ignore[misc]
     parts = parts_of([rows[row].pair for row in order], chosen)
     shared = [part.neuron for part in parts if part.shared]  # in the order of the record: random sets depend on it
     measured = []
     for row in measuring:
-        pair = _measured(model, rows[row], shared, seed)
+        pair = _with_shares(model, rows[row], shared, seed)
         rows[row] = replace(rows[row], pair=pair)
         measured.append(pair)
         advance(1)
-    advance(2 * len(cases))  # pairs that are left out are not measured
+    advance(2 * len(cases))  # to the end: pairs that are left out were counted as steps
     shares, without, drawn = ([getattr(pair, name) for pair in measured] for name in ("share", "without", "random"))
     low, high = bootstrap_interval(shares, seed)
     every = tuple(rows[row].pair for row in range(len(cases)))
-    means = fmean(shares), low, high, fmean(without), fmean(drawn)
-    return Task(every, parts, *means, seed, model.made_with)
+    return Task(
+        pairs=every,
+        parts=parts,
+        share=fmean(shares),
+        low=low,
+        high=high,
+        without=fmean(without),
+        random=fmean(drawn),
+        seed=seed,
+        made_with=model.made_with,
+    )
 
 
 def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float]:
     """Return the bounds of the 95 % bootstrap interval of a mean."""
     every, generator = torch.tensor(values, dtype=torch.float64), torch.Generator().manual_seed(seed)
-    draws = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
+    draws = torch.randint(len(values), (BOOTSTRAP_RESAMPLES, len(values)), generator=generator)
     low, high = every[draws].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high
 
@@ -154,7 +163,7 @@ def _cases_of(pairs: Sequence[Mapping[str, Any] | Case]) -> list[Case]:
         raise InputError(f"pairs must be a list of prompts with their counterfactuals, not {shown(pairs)}.")
     check_count(len(pairs), "The task")
     rows = (vars(pair) if isinstance(pair, Case) else pair for pair in pairs)
-    return [case_of(row, f"pair {number}", has_counterfactual=True) for number, row in enumerate(rows, 1)]
+    return [case_of(row, f"pair {number}", needs_counterfactual=True) for number, row in enumerate(rows, 1)]
 
 
 def _check_pairs(model: Model, cases: Sequence[Case]) -> None:
@@ -163,7 +172,7 @@ def _check_pairs(model: Model, cases: Sequence[Case]) -> None:
         raise InputError(f"{model.name} has no attention heads, or scans beside them, so its answers have no stages.")
     for number, case in enumerate(cases, 1):
         try:
-            rows_of(model, case.prompt, case.target, case.contrast, None, case.counterfactual, None, None)
+            prompt_requests(model, case.prompt, case.target, case.contrast, None, case.counterfactual, None, None)
         except InputError as error:
             raise InputError(f"Pair {number}, {shown(case.prompt)}, cannot be explained. {error}") from None
 
@@ -193,11 +202,11 @@ def _search(model: Model, case: Case) -> _Searched:
     prompts = (prompt_json(request.prompt), prompt_json(request.counterfactuals[0]))
     objective = relevance.counterfactual.pairs[0]
     patched = PatchedPair(model, objective)
-    measured, (number, compared) = Measured(model, [patched]), patched.ends
-    pair = TaskPair(*prompts, relevance.target, relevance.contrast, difference=number - compared)
+    measured, (number_x, number_c) = StageMeasurement(model, [patched]), patched.ends
+    pair = TaskPair(*prompts, relevance.target, relevance.contrast, difference=number_x - number_c)
     if measured.kind in UNEQUAL:
         return _Searched(replace(pair, left_out=UNEQUAL[measured.kind]))
-    if abs(number - compared) < SMALL:
+    if abs(number_x - number_c) < SMALL:
         return _Searched(replace(pair, left_out=f"the difference is less than {SMALL:g} logit"))
     if relevance.predictions[0].id != relevance.target.id:
         return _Searched(replace(pair, left_out="the target is not the likeliest token"))
@@ -205,7 +214,7 @@ def _search(model: Model, case: Case) -> _Searched:
     if not chosen.heads:
         return _Searched(replace(pair, left_out="no head of the last token has a positive relevance"))
     heads, neurons = (tuple(node.neuron for node in nodes) for nodes in (chosen.heads, chosen.neurons))
-    parts = tuple(f"{part}:{where}" for part, where in sorted(chosen.earlier))
+    parts = tuple(f"{part}:{where}" for part, where in sorted(chosen.whole_kinds))
     pair = replace(pair, reached=chosen.reached, heads=heads, neurons=neurons, whole_parts=parts)
     return _Searched(pair, objective, chosen)
 
@@ -214,8 +223,8 @@ def halves(pairs: Sequence[TaskPair], seed: int) -> tuple[list[int], list[int]]:
     """Return the numbers of the pairs that choose the shared set, and of those that measure it. Raises `InputError` if
     too few count."""
     prompts = [frozenset((repr(pair.prompt), repr(pair.counterfactual))) for pair in pairs]
-    compared = [number for number, pair in enumerate(pairs) if not pair.left_out]
-    distinct = sorted({prompts[number] for number in compared}, key=sorted)
+    counted = [number for number, pair in enumerate(pairs) if not pair.left_out]
+    distinct = sorted({prompts[number] for number in counted}, key=sorted)
     if len(distinct) < LEAST_PAIRS:
         reasons = Counter(pair.left_out for pair in pairs if pair.left_out).most_common(1)
         why = f"; left out: {reasons[0][1]} pairs ({reasons[0][0]})" if reasons else ""
@@ -225,11 +234,11 @@ def halves(pairs: Sequence[TaskPair], seed: int) -> tuple[list[int], list[int]]:
         )
     random.Random(seed).shuffle(distinct)
     first_half = set(distinct[: len(distinct) // 2])
-    choosing = [number for number in compared if prompts[number] in first_half]
-    return choosing, [number for number in compared if prompts[number] not in first_half]
+    choosing = [number for number in counted if prompts[number] in first_half]
+    return choosing, [number for number in counted if prompts[number] not in first_half]
 
 
-def shared_set(sets: Sequence[SearchedSet]) -> list[Neuron]:
+def choose_shared_set(sets: Sequence[SearchedSet]) -> list[Neuron]:
     """Return the heads and the neurons that most sets have, as many of each as the median set (of two middle ones, the
     larger). Ties go to the larger sum of relevance."""
     shared: list[Neuron] = []
@@ -243,10 +252,10 @@ def shared_set(sets: Sequence[SearchedSet]) -> list[Neuron]:
     return shared
 
 
-def _measured(model: Model, searched: _Searched, shared: Sequence[Neuron], seed: int) -> TaskPair:
+def _with_shares(model: Model, searched: _Searched, shared: Sequence[Neuron], seed: int) -> TaskPair:
     """Measure the shared set on a pair."""
     assert searched.objective is not None
     assert searched.chosen is not None
-    measured = Measured(model, [PatchedPair(model, searched.objective)])
-    share, without, drawn = measured.set_shares(shared, searched.chosen.earlier, seed)
+    measured = StageMeasurement(model, [PatchedPair(model, searched.objective)])
+    share, without, drawn = measured.set_shares(shared, searched.chosen.whole_kinds, seed)
     return replace(searched.pair, share=share, without=without, random=drawn)

@@ -21,14 +21,14 @@ from torch import Tensor
 from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.prefix import Prefix, logits_at
 from icebear.concepts.passes.run import Logits, forward
-from icebear.concepts.passes.sites import Given, hooks
+from icebear.concepts.passes.sites import SkippedForward, hooks
 from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 
-KINDS = {"attn": ("attn", "cross"), "ffn": ("ffn", "shared", "router")}
+PART_SITES = {"attn": ("attn", "cross"), "ffn": ("ffn", "shared", "router")}
 """The two kinds of parts, and their sites. The FFN of a mixture of experts is held with the weights of its router."""
 STATES_PER_PASS = 24
 """The largest number of states that one pass computes."""
@@ -49,13 +49,13 @@ class State:
     read: frozenset[int] | None = None
     """Tokens that are read from the prompt, the others from the counterfactual; None for all."""
 
-    def free_tokens(self, kind: str) -> frozenset[int]:
+    def recomputed_tokens(self, kind: str) -> frozenset[int]:
         return self.attn if kind == "attn" else self.ffn
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """What one prompt computes, at its S tokens from the first difference on."""
+class PromptActivations:
+    """What a prompt computes, at its S tokens from the first difference on."""
 
     activation: dict[str, Tensor]
     """Site -> (L, S, W)."""
@@ -69,22 +69,23 @@ class PatchedPair:
     """Two prompts of equal length whose explained tokens have the same position, or prompts of other lengths, of which
     only the explained tokens are exchanged."""
 
-    def __init__(self, model: Model, pair: Objective) -> None:
-        """pair: the prompt and the counterfactual, with one target token."""
-        self.model, self.pair, self.batch = model, pair, pair.rows([0]).batch
-        self.is_aligned = len(set(pair.batch.lengths)) == 1
-        self.target, self.contrast = (pair.targets[0] or (0,))[0], pair.contrasts[0]
-        self.explained, self.explained_c = (pair.target_positions(row)[0] for row in (0, 1))
-        cut = [explained + 1 if model.task.is_causal else None for explained in (self.explained, self.explained_c)]
-        self.ids, self.ids_c = (pair.batch.row_ids(row)[: cut[row]] for row in (0, 1))
-        self.ends_alike = self.ids[self.explained] == self.ids_c[self.explained_c]
+    def __init__(self, model: Model, objective: Objective) -> None:
+        """objective: two rows, the prompt and the counterfactual, with one target token."""
+        self.model, self.objective, self.batch = model, objective, objective.rows([0]).batch
+        self.is_aligned = len(set(objective.batch.lengths)) == 1
+        self.target, self.contrast = (objective.targets[0] or (0,))[0], objective.contrasts[0]
+        self.position, self.position_c = (objective.target_positions(row)[0] for row in (0, 1))
+        """That of the explained token in the prompt, and in the counterfactual."""
+        stops = [position + 1 if model.task.is_causal else None for position in (self.position, self.position_c)]
+        self.ids, self.ids_c = (objective.batch.row_ids(row)[: stops[row]] for row in (0, 1))
+        self.ends_alike = self.ids[self.position] == self.ids_c[self.position_c]
         unequal = [p for p, ids in enumerate(zip(self.ids, self.ids_c, strict=False)) if ids[0] != ids[1]]
-        self.first_difference = min(unequal, default=self.explained) if self.is_aligned else self.explained
-        others = set(range(len(self.ids))) - {self.explained} if self.is_aligned else set()
+        self.first_difference = min(unequal, default=self.position) if self.is_aligned else self.position
+        others = set(range(len(self.ids))) - {self.position} if self.is_aligned else set()
         self.differing = frozenset(others & set(unequal))
         known = self.first_difference if model.task.is_causal else -1
         self.between = frozenset(p for p in others - self.differing if p > known)
-        self.sites = [site for sites in KINDS.values() for site in sites if site in model.sites]
+        self.sites = [site for sites in PART_SITES.values() for site in sites if site in model.sites]
         with model.lock:  # no other thread may see the hooks that read
             self.passes: Passes = CachedPasses.of(self) or CompletePasses(self)
             self.prompt, self.counterfactual = self.passes.read()
@@ -98,18 +99,20 @@ class PatchedPair:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """m(x) and m(c)."""
+        """The explained number after the prompt and after the counterfactual."""
         return self.number(self.prompt.logits).item(), self.number(self.counterfactual.logits).item()
 
     def shares(self, logits: Tensor) -> list[float]:
-        """Return F (N) of logits (N, V). Raises `InputError` if the prompts do not differ."""
-        complete, compared = self.ends
-        if complete == compared:  # bfloat16 rounds small differences away
+        """Return the share of the difference that each row of logits (N, V) has.
+
+        Raises `InputError` if the explained number is the same after both prompts."""
+        number_x, number_c = self.ends
+        if number_x == number_c:  # bfloat16 rounds small differences away
             raise InputError(
-                f"The {'logit' if self.contrast is None else 'logit difference'} is {complete:.3g} after both prompts, "
+                f"The {'logit' if self.contrast is None else 'logit difference'} is {number_x:.3g} after both prompts, "
                 "so there is nothing to explain; change the target, the contrast or the counterfactual."
             )
-        return [(number - compared) / (complete - compared) for number in self.number(logits.double()).tolist()]
+        return [(number - number_c) / (number_x - number_c) for number in self.number(logits.double()).tolist()]
 
     def logits(self, states: Sequence[State]) -> Tensor:
         """Return the logits (N, V) at the explained token in each state."""
@@ -117,7 +120,7 @@ class PatchedPair:
 
     def at_explained(self, site: str) -> tuple[Tensor, Tensor]:
         """Return the activations (L, W) of a site at the explained token, of the prompt and the counterfactual."""
-        column = self.explained - self.passes.start
+        column = self.position - self.passes.start
         readings = (self.prompt, self.counterfactual)
         prompt, counterfactual = (reading.activation[site][:, column].to(self.model.device) for reading in readings)
         return prompt, counterfactual
@@ -142,7 +145,7 @@ class Passes:
         self.outputs = [0] * pair.model.layers
         """How many values each layer returns in a tuple; 0 if it returns its residual stream alone."""
 
-    def read(self) -> tuple[Reading, Reading]:
+    def read(self) -> tuple[PromptActivations, PromptActivations]:
         """Return what the prompt and the counterfactual compute."""
         raise NotImplementedError
 
@@ -187,14 +190,16 @@ class Passes:
     def holding(self, states: Sequence[State], start: int) -> Iterator[None]:
         """Hold what each state, a row of the pass, does not recompute. start: the first token of the pass."""
         pair, model, batch = self.pair, self.model, self.pair.batch
-        free = {kind: torch.zeros(len(states), len(pair.ids), dtype=torch.bool) for kind in KINDS}
+        free = {kind: torch.zeros(len(states), len(pair.ids), dtype=torch.bool) for kind in PART_SITES}
         for kind, mask in free.items():
             for row, state in enumerate(states):
-                mask[row, sorted(state.free_tokens(kind))] = True
+                mask[row, sorted(state.recomputed_tokens(kind))] = True
         on_device = {kind: mask.to(model.device) for kind, mask in free.items()}  # once, not in each layer
-        kinds = {site: kind for kind, sites in KINDS.items() for site in sites if site in pair.sites}
+        kinds = {site: kind for kind, sites in PART_SITES.items() for site in sites if site in pair.sites}
         tokens = frozenset(range(start, len(pair.ids)))
-        held = [site for site, kind in kinds.items() if not all(tokens <= state.free_tokens(kind) for state in states)]
+        held = [
+            site for site, kind in kinds.items() if not all(tokens <= state.recomputed_tokens(kind) for state in states)
+        ]
         nodes = {site: self._nodes_of(states, site) for site in held}
 
         def hook(site: str, layer: int, x: Tensor) -> Tensor:
@@ -202,7 +207,7 @@ class Passes:
             mask = on_device[kinds[site]][:, begin : begin + x.shape[1], None].to(x.device)
             values = pair.counterfactual.activation[site][layer]
             result = torch.where(mask, x, values[begin - self.start : begin - self.start + x.shape[1]].to(x))
-            chosen, column = nodes[site], pair.explained - begin
+            chosen, column = nodes[site], pair.position - begin
             if chosen is not None and 0 <= column < x.shape[1]:
                 result[:, column] = torch.where(chosen[:, layer].to(x.device), x[:, column], result[:, column])
             return result
@@ -253,17 +258,17 @@ def _together(states: Sequence[State], site: str) -> Tensor | None:
 class CompletePasses(Passes):
     """Passes over all tokens, for models whose tokens attend to later ones or that have no plain cache."""
 
-    def read(self) -> tuple[Reading, Reading]:
+    def read(self) -> tuple[PromptActivations, PromptActivations]:
         return self._reading_of(0), self._reading_of(1)
 
-    def _reading_of(self, row: int) -> Reading:
+    def _reading_of(self, row: int) -> PromptActivations:
         streams: dict[int, Tensor] = {}
-        objective = self.pair.pair.rows([row])
+        objective = self.pair.objective.rows([row])
         target = Logits(objective)
         with self.reading(objective.batch, streams) as values:
             forward(self.model, target, [])
-        activation = {site: self._placed(row, values.values(0, x)) for site, x in values.activation.items()}
-        return Reading(activation, _row(streams, 0), self.logits_of(target.logits)[0])
+        activation = {site: self._placed(row, x) for site, x in values.activations(0).items()}
+        return PromptActivations(activation, _row(streams, 0), self.logits_of(target.logits)[0])
 
     def _placed(self, row: int, x: Tensor) -> Tensor:
         """Return activations (L, T, W) at the tokens of the prompt."""
@@ -271,7 +276,7 @@ class CompletePasses(Passes):
         if pair.is_aligned or not row:
             return x
         placed = x.new_zeros(len(x), len(pair.ids), x.shape[-1])  # only the explained tokens are exchanged
-        placed[:, pair.explained] = x[:, pair.explained_c]
+        placed[:, pair.position] = x[:, pair.position_c]
         return placed
 
     def logits(self, states: Sequence[State]) -> Tensor:
@@ -297,7 +302,7 @@ class CompletePasses(Passes):
 
     def _run(self, ids: Tensor) -> Tensor:
         """Return the logits (N, V) of token ids (N, T), the encoder's before the decoder's."""
-        objective = self.pair.pair.rows([0] * len(ids))
+        objective = self.pair.objective.rows([0] * len(ids))
         batch = objective.batch
         decoder = batch.decoder and replace(batch.decoder, ids=ids[:, batch.spans[1]])
         batch = replace(batch, ids=ids[:, batch.spans[0]], decoder=decoder)
@@ -323,14 +328,14 @@ class CachedPasses(Passes):
             return None
         return cls(pair, prefix if count else None)
 
-    def read(self) -> tuple[Reading, Reading]:
+    def read(self) -> tuple[PromptActivations, PromptActivations]:
         if self.pair.is_aligned:
             prompt, counterfactual = self._readings([0, 1])
         else:
             (prompt,), (counterfactual,) = self._readings([0]), self._readings([1])
         return prompt, counterfactual
 
-    def _readings(self, rows: Sequence[int]) -> list[Reading]:
+    def _readings(self, rows: Sequence[int]) -> list[PromptActivations]:
         """Read the prompt (row 0), the counterfactual (row 1), or both, of equal length, in one pass."""
         pair, model = self.pair, self.model
         streams: dict[int, Tensor] = {}
@@ -342,13 +347,11 @@ class CachedPasses(Passes):
             logits, cache = logits_at(model, inputs, [ids.shape[1] - 1], use_cache=True)
         prefix = Prefix(model, cache, begin + ids.shape[1])
         self.prefixes |= {self._plain_key(row): (prefix, number) for number, row in enumerate(rows)}
-        activation = [
-            {site: values.values(number, x) for site, x in values.activation.items()} for number in range(len(rows))
-        ]
+        activation = [values.activations(number) for number in range(len(rows))]
         if not pair.is_aligned:  # only the explained tokens are exchanged; a view would keep all
             activation = [{site: x[:, -1:].clone() for site, x in each.items()} for each in activation]
         of_rows = zip(activation, self.logits_of(logits), strict=True)
-        return [Reading(each, _row(streams, number), row) for number, (each, row) in enumerate(of_rows)]
+        return [PromptActivations(each, _row(streams, number), row) for number, (each, row) in enumerate(of_rows)]
 
     def _plain_key(self, row: int) -> Any:
         """Return the key of the prompt or the counterfactual as it is."""
@@ -357,7 +360,7 @@ class CachedPasses(Passes):
 
     def _key(self, state: State) -> Any:
         """Return what a state does before the explained token."""
-        explained = frozenset({self.pair.explained})
+        explained = frozenset({self.pair.position})
         return state.attn - explained, state.ffn - explained, state.read
 
     def _extended(self, rows: Sequence[Sequence[int]]) -> Prefix | None:
@@ -372,8 +375,8 @@ class CachedPasses(Passes):
         if not new:
             return
         with self.model.lock, self.holding([replace(state, nodes={}) for state in new.values()], self.start):
-            prefix = self._extended([self.ids_of(state)[self.start : self.pair.explained] for state in new.values()])
-        is_shared = self.start == self.pair.explained
+            prefix = self._extended([self.ids_of(state)[self.start : self.pair.position] for state in new.values()])
+        is_shared = self.start == self.pair.position
         self.prefixes |= {key: (prefix, 0 if is_shared else row) for row, key in enumerate(new)}
 
     @torch.no_grad()
@@ -397,9 +400,9 @@ class CachedPasses(Passes):
                 logits |= zip(part, self._computed([states[n] for n in part], [begins[n] for n in part]), strict=True)
         return torch.stack([logits[number] for number in range(len(states))])
 
-    def _computed(self, states: Sequence[State], begins: Sequence[tuple[int, Reading]]) -> Tensor:
+    def _computed(self, states: Sequence[State], begins: Sequence[tuple[int, PromptActivations]]) -> Tensor:
         """Return the logits (N, V) of states with one prefix, from their lowest layer on."""
-        explained, known = self.pair.explained, [self.prefixes[self._key(state)] for state in states]
+        explained, known = self.pair.position, [self.prefixes[self._key(state)] for state in states]
         ids = torch.tensor([self.pair.ids[explained:]] * len(states), device=self.model.device)
         lowest = min(layer for layer, _ in begins)
         with self.model.lock, ExitStack() as undo:
@@ -409,14 +412,14 @@ class CachedPasses(Passes):
                 undo.enter_context(self.starting(lowest, streams))
             return self._last(known[0][0], [row for _, row in known], ids, explained)
 
-    def _begins(self, states: Sequence[State]) -> list[tuple[int, Reading]]:
+    def _begins(self, states: Sequence[State]) -> list[tuple[int, PromptActivations]]:
         """Return for each state the first layer whose explained token must be computed, and the prompt or the
         counterfactual, which has the residual stream before it."""
         pair, shape = self.pair, (len(states), self.model.layers)
         is_held, is_free = (torch.ones(shape, dtype=torch.bool) for _ in range(2))  # all of a layer's nodes
-        for kind, site in ((kind, site) for kind, sites in KINDS.items() for site in sites if site in pair.sites):
+        for kind, site in ((kind, site) for kind, sites in PART_SITES.items() for site in sites if site in pair.sites):
             at, nodes = self.model.layers_with(site), _together(states, site)
-            free = torch.tensor([[pair.explained in state.free_tokens(kind)] for state in states])  # (N, 1)
+            free = torch.tensor([[pair.position in state.recomputed_tokens(kind)] for state in states])  # (N, 1)
             has_any, has_all = (free, free) if nodes is None else (nodes.any(-1)[:, at], nodes.all(-1)[:, at])
             is_held[:, at] &= ~(free | has_any)
             is_free[:, at] &= free | has_all
@@ -434,7 +437,7 @@ class CachedPasses(Passes):
         with ExitStack() as undo:
             for module, count in zip(self.model.layer_modules[:layer], self.outputs, strict=False):
                 output = (stream, *[None] * (count - 1)) if count else stream
-                undo.enter_context(replaced(module, "forward", Given(output)))
+                undo.enter_context(replaced(module, "forward", SkippedForward(output)))
             yield
 
     def trace(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
@@ -442,7 +445,7 @@ class CachedPasses(Passes):
         known = self.pair.prompt.logits
         logits = known.new_empty(len(tokens), len(layers), len(known))
         for part in _chunks(tokens):
-            is_short = len(part) * (self.pair.explained + 1 - min(part)) <= EXTRA_TOKENS
+            is_short = len(part) * (self.pair.position + 1 - min(part)) <= EXTRA_TOKENS
             for group in [layers] if is_short else [[layer] for layer in layers]:
                 traced = self._traced([(token, layer) for token in part for layer in group])
                 for token, rows in zip(part, traced.split(len(group)), strict=True):

@@ -1,4 +1,14 @@
-"""The measurements of stages: causal trace, whole parts, smallest set, controls, swaps, sources and words."""
+"""The measurements of stages, by interventions on pairs of prompts.
+
+1. Candidates are the heads and FFN neurons of the last token with positive relevance, the largest first.
+2. A causal trace shows where the difference is, token by token and layer by layer.
+3. Whole parts: the FFN at the tokens that differ is recomputed, and as few other whole parts as the difference needs.
+4. Set: the first k heads and n neurons that give 80 % of the difference while everything else is held.
+5. Controls: random sets of the same size, and the other heads that change most.
+6. Swaps: each head with all the neurons, and when only this head has its counterfactual value.
+7. Sources: each token as the only one that is read from the prompt.
+8. Words: what the neurons do to the likely next words.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +24,25 @@ from torch import Tensor
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.patched_pair import KINDS, STATES_PER_PASS, PatchedPair, State
-from icebear.concepts.stages.stage_parts import LAST, OTHERS, Network, Parts, Shares, WholeParts
+from icebear.concepts.stages.patched_pair import PART_SITES, STATES_PER_PASS, PatchedPair, State
+from icebear.concepts.stages.stage_parts import (
+    LAST,
+    LAST_FFN,
+    OTHERS,
+    ExplainedTokenNodes,
+    Recomputed,
+    Shares,
+    WholeKinds,
+)
 from icebear.concepts.stages.stage_records import (
+    ENOUGH,
     OVERSHOOT,
     Answers,
     Control,
-    Kind,
     RandomSwap,
     Source,
+    StageKind,
+    StageRecord,
     Swap,
     Trace,
     WholePart,
@@ -37,22 +57,20 @@ HEAD_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 30)
 NEURON_COUNTS = (0, 1, 2, 3, 5, 8, 12, 20, 30, 50, 100)
 NEURONS_PER_HEAD = 10
 """A head counts as much as this many neurons in the size of a set."""
-ENOUGH = 0.8
-"""The share of the difference at which the search stops."""
 NEARLY_ALL = 0.9
 """The share of the difference that whole parts must give."""
 BETWEEN = 6
 """The largest number of tokens between the differing ones and the last that are shown."""
 TRACED_LAYERS = 7
 LARGE_CHANGE = 0.25
-"""A left-out whole part that changes the share by more than this is said."""
+"""A left-out whole part that changes the share by more than this is reported."""
 LARGE_EFFECT = 1 / 3
 """Words whose effect is above this share of the largest are shown."""
 SHOWN_WORDS = 4
 """The largest number of words that are raised, and lowered, beside both answers."""
 
-STEPS = 6
-"""The steps that are reported as progress."""
+PROGRESS_STEPS = 6
+"""The number of steps that are reported as progress."""
 
 
 @dataclass(frozen=True)
@@ -62,63 +80,80 @@ class SearchedSet:
     heads: tuple[Ranked, ...]
     neurons: tuple[Ranked, ...]
     reached: bool
-    earlier: WholeParts
+    whole_kinds: WholeKinds
     """The whole parts of earlier tokens."""
     left_out: tuple[WholePartChange, ...]
 
 
-class Measured:
+@dataclass(frozen=True)
+class SetMeasurements:
+    """What steps 5 to 7 measure of a set, see `StageRecord`. The defaults are those of stages without heads."""
+
+    alone: float | None = None
+    without: float | None = None
+    random: float | None = None
+    random_sets: Control | None = None
+    most_changed: float | None = None
+    moved: float | None = None
+    moved_random: Control | None = None
+    written_random: Control | None = None
+    everything: float | None = None
+    swaps: tuple[Swap, ...] = ()
+    random_swaps: tuple[RandomSwap, ...] = ()
+    sources: tuple[Source, ...] = ()
+
+
+class StageMeasurement:
     """The measurements of stages, on pairs of prompts with the same prompt."""
 
     def __init__(self, model: Model, pairs: Sequence[PatchedPair]) -> None:
         self.model, self.pairs, self.shares = model, pairs, Shares(pairs)
-        self.network = Network(model, pairs[0].passes.stack_of(pairs[0].explained))
+        self.nodes = ExplainedTokenNodes(model, pairs[0].passes.stack_of(pairs[0].position))
         self.is_aligned = all(pair.is_aligned for pair in pairs)
-        alone: Kind = "alone" if self.is_aligned else "cut"
+        alone: StageKind = "alone" if self.is_aligned else "cut"
         self.kind = alone if all(pair.ends_alike for pair in pairs) else "last token"
         self.differing = tuple(sorted(frozenset().union(*(pair.differing for pair in pairs))))
         self.between = tuple(sorted(frozenset().union(*(pair.between for pair in pairs)) - {*self.differing}))
 
-    def stages(self, relevance: Relevance, on_progress: OnProgress) -> dict[str, Any]:
-        """Take the steps, and return the fields of `StageRecord`."""
+    def stages(self, relevance: Relevance, on_progress: OnProgress) -> StageRecord:
+        """Take all steps."""
         assert relevance.target is not None
         shown = [*self.differing, *_largest_between(relevance, self.between)]
-        trace = self.trace(sorted(shown)) if self.is_aligned else Trace((), (), ())
-        on_progress(2, STEPS)
-        result = self.search(relevance, on_progress)
-        heads, neurons, rest = result.heads, result.neurons, self.beside_the_set(result.earlier)
-        parts = self.measured_parts(heads, neurons, rest, sorted(shown)) if heads else NOTHING
-        on_progress(5, STEPS)
-        fields: dict[str, Any] = dict(
+        trace = self.measure_trace(sorted(shown)) if self.is_aligned else Trace((), (), ())
+        on_progress(2, PROGRESS_STEPS)
+        chosen = self.search(relevance, on_progress)
+        measured = self.measure_set(chosen, sorted(shown)) if chosen.heads else SetMeasurements()
+        on_progress(5, PROGRESS_STEPS)
+        record = StageRecord(
             **self.answers(),
+            **vars(measured),
             kind=self.kind,
-            heads=heads,
-            neurons=neurons,
-            whole=self.named(result.earlier) if heads else (),
+            heads=chosen.heads,
+            neurons=chosen.neurons,
+            whole=self.named(chosen.whole_kinds) if chosen.heads else (),
             target=relevance.target,
             contrast=relevance.contrast,
-            position=self.pairs[0].explained,
+            position=self.pairs[0].position,
             differing=self.differing,
             trace=trace,
-            reached=result.reached,
-            left_out=result.left_out,
-            words=self.words([node.neuron for node in neurons]) if neurons else (),
+            reached=chosen.reached,
+            left_out=chosen.left_out,
+            words=self.measure_words([node.neuron for node in chosen.neurons]) if chosen.neurons else (),
             made_with=self.model.made_with,
-            pairs=tuple(pair.pair for pair in self.pairs),
-            **parts,
         )
-        on_progress(STEPS, STEPS)
-        return fields
+        on_progress(PROGRESS_STEPS, PROGRESS_STEPS)
+        return record
 
     def search(self, relevance: Relevance, on_progress: OnProgress = unwatched) -> SearchedSet:
         """Steps 1, 3 and 4: return the set, and the whole parts that it needs."""
-        heads, neurons = _candidates(relevance, self.network)
-        searched, left_out = self.whole_parts() if self.kind == "alone" else (frozenset(), ())
-        on_progress(3, STEPS)
-        earlier = searched - LAST_FFN
-        smallest = self.smallest_set(self.beside_the_set(earlier), heads, neurons if searched >= LAST_FFN else [])
-        on_progress(4, STEPS)
-        return SearchedSet(*smallest, earlier, left_out)
+        heads, neurons = _candidates(relevance, self.nodes)
+        needed, left_out = self.choose_whole_kinds() if self.kind == "alone" else (frozenset(), ())
+        on_progress(3, PROGRESS_STEPS)
+        whole_kinds = needed - LAST_FFN
+        neurons = neurons if needed >= LAST_FFN else []
+        chosen_heads, chosen_neurons, reached = self.smallest_set(self.beside_the_set(whole_kinds), heads, neurons)
+        on_progress(4, PROGRESS_STEPS)
+        return SearchedSet(chosen_heads, chosen_neurons, reached, whole_kinds, left_out)
 
     def answers(self) -> dict[str, Any]:
         """Return what the prompt and the (first) counterfactual answer."""
@@ -142,31 +177,33 @@ class Measured:
         means = [fmean(column) for column in zip(*each, strict=True)]
         return means[0], means[1] if len(means) > 1 else None
 
-    def trace(self, tokens: list[int]) -> Trace:
+    def measure_trace(self, tokens: list[int]) -> Trace:
         """Step 2. tokens: of those shown, not the last."""
         pair = self.pairs[0]
-        positions = [*tokens, pair.explained]
+        positions = [*tokens, pair.position]
         count = len(self.model.stacks[0][1])
         layers = sorted({step * (count - 1) // (TRACED_LAYERS - 1) for step in range(TRACED_LAYERS)})
         each = [torch.tensor([each.shares(row) for row in each.trace(positions, layers)]) for each in self.pairs]
         return Trace(tuple(positions), tuple(layers), tuple(map(tuple, torch.stack(each).mean(0).tolist())))
 
-    def whole_parts(self) -> tuple[WholeParts, tuple[WholePartChange, ...]]:
+    def choose_whole_kinds(self) -> tuple[WholeKinds, tuple[WholePartChange, ...]]:
         """Step 3: return the whole parts, and those left out that change the share much."""
-        options: list[WholeParts] = [LAST_FFN, frozenset({("attn", "differing")})]
+        options: list[WholeKinds] = [LAST_FFN, frozenset({("attn", "differing")})]
         if self.between:
             options.append(frozenset({("attn", "between"), ("ffn", "between")}))
         subsets = [
             [option for bit, option in enumerate(options) if number >> bit & 1] for number in range(2 ** len(options))
         ]
         always = frozenset({("ffn", "differing")})
-        wholes = [always.union(*subset) for subset in subsets]
-        shares = self.shares.of([Parts(free | {("attn", "last")}) for free in wholes])
-        share_of = dict(zip(wholes, shares, strict=True))
-        enough = [row for row, share in enumerate(shares) if NEARLY_ALL <= share <= OVERSHOOT]
-        chosen = wholes[
-            min(enough or range(len(wholes)), key=lambda row: (bool(enough) * len(subsets[row]), abs(shares[row] - 1)))
-        ]
+        choices = [always.union(*subset) for subset in subsets]
+        shares = self.shares.of([Recomputed(choice | {("attn", "last")}) for choice in choices])
+        share_of = dict(zip(choices, shares, strict=True))
+        enough = [number for number, share in enumerate(shares) if NEARLY_ALL <= share <= OVERSHOOT]
+        if enough:
+            number = min(enough, key=lambda number: (len(subsets[number]), abs(shares[number] - 1)))
+        else:
+            number = min(range(len(choices)), key=lambda number: abs(shares[number] - 1))
+        chosen = choices[number]
         held = [option for option in options if not option <= chosen or option == LAST_FFN]
         changes = [
             WholePartChange(self.named(option)[0], share_of[chosen | option] - share_of[chosen - option])
@@ -176,16 +213,17 @@ class Measured:
         large = [row for row in changes if abs(row.change) > LARGE_CHANGE]
         return chosen, tuple(row for row in large if row.change < 0 or row.part.where != "last")
 
-    def named(self, free: WholeParts) -> tuple[WholePart, ...]:
-        at = {"differing": self.differing, "between": self.between, "last": (self.pairs[0].explained,)}
-        return tuple(WholePart(kind, where, at[where]) for kind, where in sorted(free))  # type: ignore[arg-type]
+    def named(self, kinds: WholeKinds) -> tuple[WholePart, ...]:
+        """Return whole parts with their tokens."""
+        at = {"differing": self.differing, "between": self.between, "last": (self.pairs[0].position,)}
+        return tuple(WholePart(kind, where, at[where]) for kind, where in sorted(kinds))  # type: ignore[arg-type]
 
     def smallest_set(
-        self, rest: WholeParts, heads: Sequence[Ranked], neurons: Sequence[Ranked]
+        self, beside: WholeKinds, heads: Sequence[Ranked], neurons: Sequence[Ranked]
     ) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...], bool]:
         """Step 4: return the heads, the neurons, and whether they reach the share that was asked for.
 
-        rest: what is recomputed beside the set. neurons: none where the FFN of the last token is held.
+        beside: what is recomputed beside the set. neurons: none where the FFN of the last token is held.
         """
         if self.kind == "last token":
             return (), (), False
@@ -195,7 +233,7 @@ class Measured:
         for start in range(0, len(cells), STATES_PER_PASS):
             part = cells[start : start + STATES_PER_PASS]
             sets = [[node.neuron for node in (*heads[:k], *neurons[:n])] for k, n in part]
-            shares = self.shares.of([Parts(rest, self.network.masks(nodes)) for nodes in sets])
+            shares = self.shares.of([Recomputed(beside, self.nodes.masks(nodes)) for nodes in sets])
             for (k, n), share in zip(part, shares, strict=True):
                 if ENOUGH <= share <= OVERSHOOT:
                     return tuple(heads[:k]), tuple(neurons[:n]), True
@@ -204,72 +242,77 @@ class Measured:
         k, n = nearest[1] if nearest else (0, 0)
         return tuple(heads[:k]), tuple(neurons[:n]), False
 
-    def beside_the_set(self, earlier: WholeParts) -> WholeParts:
-        """Return what is recomputed beside the set: parts of earlier tokens; of a cut, all but the other heads."""
-        return OTHERS | LAST_FFN if self.kind == "cut" else earlier
+    def beside_the_set(self, whole_kinds: WholeKinds) -> WholeKinds:
+        """Return what is recomputed beside the set: the whole parts of earlier tokens; for prompts of different
+        lengths, all but the other heads of the last token."""
+        return OTHERS | LAST_FFN if self.kind == "cut" else whole_kinds
 
-    def measured_parts(
-        self, heads: Sequence[Ranked], neurons: Sequence[Ranked], rest: WholeParts, tokens: Sequence[int]
-    ) -> dict[str, Any]:
-        """Steps 5 to 7, and the shares of the parts in sequence."""
-        moving, writing = ([node.neuron for node in nodes] for nodes in (heads, neurons))
-        chosen = [*moving, *writing]
-        draws = self.random_sets(chosen)
-        random_heads = [draw[: len(moving)] for draw in draws]
-        random_neurons = [[*moving, *draw[len(moving) :]] for draw in draws] if writing else []
-        changed = self.network.most_changed(self.pairs, moving, len(moving))
-        groups = [[chosen, moving, [*changed, *writing]], [[head, *writing] for head in moving]]
-        groups += [draws, random_heads if writing else [], random_neurons]
-        states = [Parts(rest, self.network.masks(nodes)) for group in groups for nodes in group]
-        states += [Parts(rest | LAST), self.network.without(chosen)]
-        shares = iter(self.shares.of(states))
-        measured = [[next(shares) for _ in group] for group in groups]
-        everything, remaining = shares
-        (alone, moved, most_changed), each, random, moved_random, written_random = measured
-        controls = [
-            Control(median(values), tuple(values), tuple(map(tuple, sets))) if sets else None
-            for values, sets in ((random, draws), (moved_random, groups[3]), (written_random, random_neurons))
-        ]
-        return {
-            "alone": alone,
-            "without": 1 - remaining,
-            "random": median(random),
-            "random_sets": controls[0],
-            "most_changed": most_changed,
-            "moved": moved,
-            "moved_random": controls[1] or controls[0],
-            "written_random": controls[2],
-            "everything": everything,
-            "swaps": self.swaps(moving, each),
-            "random_swaps": self.random_swaps(moving),
-            "sources": self.sources(chosen, tokens) if self.kind == "alone" else (),
+    def measure_set(self, chosen: SearchedSet, tokens: Sequence[int]) -> SetMeasurements:
+        """Steps 5 to 7, and the shares of the set, of its heads and of everything. tokens: the sources of step 7."""
+        heads, neurons = ([node.neuron for node in nodes] for nodes in (chosen.heads, chosen.neurons))
+        nodes, beside = [*heads, *neurons], self.beside_the_set(chosen.whole_kinds)
+        draws = self.random_sets(nodes)
+        changed = self.nodes.most_changed(self.pairs, heads, len(heads))
+        sets = {
+            "set": [nodes],
+            "heads": [heads],
+            "most changed": [[*changed, *neurons]],
+            "each head": [[head, *neurons] for head in heads],
+            "random": draws,
+            "random heads": [draw[: len(heads)] for draw in draws] if neurons else [],
+            "random neurons": [[*heads, *draw[len(heads) :]] for draw in draws] if neurons else [],
         }
+        recomputed = {
+            **{name: [Recomputed(beside, self.nodes.masks(each)) for each in group] for name, group in sets.items()},
+            "everything": [Recomputed(beside | LAST)],
+            "without the set": [self.nodes.without(nodes)],
+        }
+        values = iter(self.shares.of([each for group in recomputed.values() for each in group]))
+        shares = {name: tuple(next(values) for _ in group) for name, group in recomputed.items()}
+        controls = {
+            name: Control(median(shares[name]), shares[name], tuple(map(tuple, sets[name]))) if sets[name] else None
+            for name in ("random", "random heads", "random neurons")
+        }
+        return SetMeasurements(
+            alone=shares["set"][0],
+            without=1 - shares["without the set"][0],
+            random=median(shares["random"]),
+            random_sets=controls["random"],
+            most_changed=shares["most changed"][0],
+            moved=shares["heads"][0],
+            moved_random=controls["random heads"] or controls["random"],
+            written_random=controls["random neurons"],
+            everything=shares["everything"][0],
+            swaps=self.measure_swaps(heads, shares["each head"]),
+            random_swaps=self.measure_random_swaps(heads),
+            sources=self.measure_sources(nodes, tokens) if self.kind == "alone" else (),
+        )
 
-    def swaps(self, heads: Sequence[Neuron], alone: Sequence[float]) -> tuple[Swap, ...]:
+    def measure_swaps(self, heads: Sequence[Neuron], alone: Sequence[float]) -> tuple[Swap, ...]:
         """Step 6: give each head alone its counterfactual value."""
         before = self._probabilities([pair.prompt.logits for pair in self.pairs])
         each = zip(heads, alone, self.swapped([[head] for head in heads]), strict=True)
         return tuple(Swap(head, share, before, after) for head, share, after in each)
 
-    def random_swaps(self, heads: Sequence[Neuron], seed: int = 0) -> tuple[RandomSwap, ...]:
+    def measure_random_swaps(self, heads: Sequence[Neuron], seed: int = 0) -> tuple[RandomSwap, ...]:
         """The control of step 6: the same with random other heads, of all layers."""
-        others = [head for head in self.network.heads() if head not in set(heads)]
+        others = [head for head in self.nodes.heads() if head not in set(heads)]
         drawn = Random(seed).sample(others, min(RANDOM_DRAWS, len(others)))
         after = self.swapped([[head] for head in drawn]) if drawn else []
         return tuple(map(RandomSwap, drawn, after))
 
     def swapped(self, sets: Sequence[Sequence[Neuron]]) -> list[tuple[float | None, float | None]]:
         """Return the probabilities of target and contrast without each set of nodes."""
-        parts = [self.network.without(nodes) for nodes in sets]
+        parts = [self.nodes.without(nodes) for nodes in sets]
         logits = [pair.logits([part.state(pair) for part in parts]) for pair in self.pairs]
         return [self._probabilities([x[row] for x in logits]) for row in range(len(sets))]
 
-    def sources(self, nodes: Sequence[Neuron], tokens: Sequence[int]) -> tuple[Source, ...]:
+    def measure_sources(self, nodes: Sequence[Neuron], tokens: Sequence[int]) -> tuple[Source, ...]:
         """Step 7: read one token from the prompt, and all other earlier ones from the counterfactual."""
-        masks = self.network.masks(nodes)
+        masks = self.nodes.masks(nodes)
         states = [
             [
-                State(frozenset({token}), frozenset({token}), masks, frozenset({token, pair.explained}))
+                State(frozenset({token}), frozenset({token}), masks, frozenset({token, pair.position}))
                 for token in tokens
             ]
             for pair in self.pairs
@@ -277,10 +320,10 @@ class Measured:
         shares = self.shares.of_states(states) if tokens else []
         return tuple(Source(token, share) for token, share in zip(tokens, shares, strict=True))
 
-    def words(self, neurons: Sequence[Neuron]) -> tuple[WordEffect, ...]:
+    def measure_words(self, neurons: Sequence[Neuron]) -> tuple[WordEffect, ...]:
         """Step 8: logits of the prompt minus those when only the neurons have their counterfactual values."""
         pair, model = self.pairs[0], self.model
-        part = self.network.without(neurons)
+        part = self.nodes.without(neurons)
         ids = likely_ids(
             torch.stack([pair.prompt.logits, *(each.counterfactual.logits for each in self.pairs)]).float()
         )
@@ -298,39 +341,28 @@ class Measured:
         shown = [row for sign in (1, -1) for row in [row for row in large if row.effect * sign > 0][:SHOWN_WORDS]]
         return tuple(row for row in rows if row in shown or row.token_id in answers)
 
-    def set_shares(self, nodes: Sequence[Neuron], earlier: WholeParts, seed: int = 0) -> tuple[float, float, float]:
+    def set_shares(self, nodes: Sequence[Neuron], whole_kinds: WholeKinds, seed: int = 0) -> tuple[float, float, float]:
         """Return what a set gives alone, what is lost without it, and the median of random sets."""
-        rest, sets = self.beside_the_set(earlier), self.random_sets(nodes, seed)
-        parts = [Parts(rest, self.network.masks(chosen)) for chosen in (nodes, *sets)]
-        alone, *random, remaining = self.shares.of([*parts, self.network.without(nodes)])
+        beside, sets = self.beside_the_set(whole_kinds), self.random_sets(nodes, seed)
+        recomputed = [Recomputed(beside, self.nodes.masks(chosen)) for chosen in (nodes, *sets)]
+        alone, *random, remaining = self.shares.of([*recomputed, self.nodes.without(nodes)])
         return alone, 1 - remaining, median(random)
 
     def random_sets(self, nodes: Sequence[Neuron], seed: int = 0) -> list[list[Neuron]]:
         generator = torch.Generator().manual_seed(seed)
-        return [self.network.random(nodes, generator) for _ in range(RANDOM_DRAWS)]
+        return [self.nodes.random(nodes, generator) for _ in range(RANDOM_DRAWS)]
 
 
-LAST_FFN: WholeParts = frozenset({("ffn", "last")})
-NOTHING: dict[str, Any] = {
-    **dict.fromkeys(("alone", "without", "random", "random_sets", "most_changed", "moved", "moved_random")),
-    **dict.fromkeys(("written_random", "everything")),
-    "swaps": (),
-    "random_swaps": (),
-    "sources": (),
-}
-"""The numbers of stages without heads."""
-
-
-def _candidates(relevance: Relevance, network: Network) -> tuple[list[Ranked], list[Ranked]]:
+def _candidates(relevance: Relevance, token_nodes: ExplainedTokenNodes) -> tuple[list[Ranked], list[Ranked]]:
     """Step 1: return heads and FFN neurons of the last token with positive relevance, the largest first."""
     position, heads = relevance.predicted_at, relevance.top(HEAD_COUNTS[-1], "head")
-    if "cross" in network.head_sites:
+    if "cross" in token_nodes.head_sites:
         column = relevance.neurons.columns("cross", [position])[0]
-        scores = relevance.of("cross")[:, column].unflatten(-1, (network.model.heads, -1)).sum(-1)  # (L, H)
+        scores = relevance.of("cross")[:, column].unflatten(-1, (token_nodes.model.heads, -1)).sum(-1)  # (L, H)
         for layer, index in (scores > 0).nonzero().tolist():
             heads.append(Ranked(Neuron(layer, "cross", index), position, None, scores[layer, index].item()))
     neurons = [
-        row for site in KINDS["ffn"] if site in relevance.sites for row in relevance.top(NEURON_COUNTS[-1], site)
+        row for site in PART_SITES["ffn"] if site in relevance.sites for row in relevance.top(NEURON_COUNTS[-1], site)
     ]
     heads, neurons = (
         sorted(rows, key=lambda row: (-row.relevance, row.neuron))[:count]
@@ -341,7 +373,7 @@ def _candidates(relevance: Relevance, network: Network) -> tuple[list[Ranked], l
 
 def _largest_between(relevance: Relevance, between: Sequence[int]) -> list[int]:
     """Return the tokens between with the largest sum over layers of |relevance|; ties go to the later one."""
-    neurons = [relevance.of(site) for site in KINDS["ffn"] if site in relevance.sites]
+    neurons = [relevance.of(site) for site in PART_SITES["ffn"] if site in relevance.sites]
     sizes = torch.stack([values.abs().sum((0, 2)) for values in (relevance.heads(), *neurons)]).sum(0).tolist()
     columns = {position: column for column, position in enumerate(relevance.neurons.recorded)}
     known = [position for position in between if position in columns]

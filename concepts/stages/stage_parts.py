@@ -10,26 +10,28 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.passes.sites import neuron_site
-from icebear.concepts.stages.patched_pair import KINDS, PatchedPair, State
+from icebear.concepts.stages.patched_pair import PART_SITES, PatchedPair, State
 from icebear.models.model import Model
 from icebear.models.parts.linear import Linear
 from icebear.records import Neuron
 
-WholeParts = frozenset[tuple[str, str]]
-"""Whole parts, such as ``("ffn", "differing")``: attention or the FFN of all layers at the ``differing`` tokens, the
-tokens ``between`` them and the explained one, all ``other`` tokens, or the ``last`` token, which is explained."""
-WHOLE_PARTS: WholeParts = frozenset((kind, where) for kind in KINDS for where in ("differing", "between"))
+WholeKinds = frozenset[tuple[str, str]]
+"""Whole parts without their tokens, such as ``("ffn", "differing")``: attention or the FFN of all layers at the
+``differing`` tokens, the tokens ``between`` them and the explained one, all ``other`` tokens, or the ``last`` token,
+which is explained."""
+WHOLE_KINDS: WholeKinds = frozenset((kind, where) for kind in PART_SITES for where in ("differing", "between"))
 """The whole parts of earlier tokens."""
-HEAD_SITES = KINDS["attn"]
-OTHERS: WholeParts = frozenset({("attn", "other"), ("ffn", "other")})
-LAST: WholeParts = frozenset({("attn", "last"), ("ffn", "last")})
+HEAD_SITES = PART_SITES["attn"]
+OTHERS: WholeKinds = frozenset({("attn", "other"), ("ffn", "other")})
+LAST: WholeKinds = frozenset({("attn", "last"), ("ffn", "last")})
+LAST_FFN: WholeKinds = frozenset({("ffn", "last")})
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class Recomputed:
     """Whole parts, and nodes of the last token, that are recomputed."""
 
-    free: WholeParts = frozenset()
+    whole_kinds: WholeKinds = frozenset()
     nodes: Mapping[str, Tensor] = field(default_factory=dict)
     """Site -> (L, W)."""
 
@@ -37,21 +39,24 @@ class Parts:
         tokens = {
             "differing": pair.differing,
             "between": pair.between,
-            "other": pair.all_tokens - {pair.explained},
-            "last": frozenset({pair.explained}),
+            "other": pair.all_tokens - {pair.position},
+            "last": frozenset({pair.position}),
         }
-        attn, ffn = (frozenset().union(*(tokens[where] for part, where in self.free if part == kind)) for kind in KINDS)
+        attn, ffn = (
+            frozenset().union(*(tokens[where] for part, where in self.whole_kinds if part == kind))
+            for kind in PART_SITES
+        )
         return State(attn, ffn, self.nodes)
 
 
-class Network:
+class ExplainedTokenNodes:
     """The heads and neurons of a model at the token that is explained."""
 
     def __init__(self, model: Model, stack: int) -> None:
         """stack: that of the explained token."""
         self.model = model
         at = {site: [n for n in model.layers_with(site) if model.stack_of(n) == stack] for site in model.sites}
-        self.layers = {site: at[site] for sites in KINDS.values() for site in sites if at.get(site)}
+        self.layers = {site: at[site] for sites in PART_SITES.values() for site in sites if at.get(site)}
         self.head_sites = [site for site in HEAD_SITES if site in self.layers]
 
     def width(self, site: str) -> int:
@@ -67,12 +72,12 @@ class Network:
             mask[tuple(zip(*at[site], strict=True))] = True
         return masks
 
-    def without(self, nodes: Sequence[Neuron]) -> Parts:
+    def without(self, nodes: Sequence[Neuron]) -> Recomputed:
         """Return everything but some nodes."""
         every = {site: torch.ones(self.model.layers, self.width(site), dtype=torch.bool) for site in self.layers}
         for site, mask in self.masks(nodes).items():
             every[site] &= ~mask
-        return Parts(OTHERS, every)
+        return Recomputed(OTHERS, every)
 
     def heads(self) -> list[Neuron]:
         """Return all heads at the explained token."""
@@ -119,15 +124,15 @@ class Network:
 
 
 class Shares:
-    """The share of the difference that parts give, the mean over pairs of prompts."""
+    """The share of the difference that what is recomputed gives, the mean over pairs of prompts."""
 
     def __init__(self, pairs: Sequence[PatchedPair]) -> None:
         self.pairs = pairs
 
-    def of(self, parts: Sequence[Parts]) -> list[float]:
-        return self.of_states([[part.state(pair) for part in parts] for pair in self.pairs])
+    def of(self, recomputed: Sequence[Recomputed]) -> list[float]:
+        return self.of_states([[each.state(pair) for each in recomputed] for pair in self.pairs])
 
     def of_states(self, states: Sequence[Sequence[State]]) -> list[float]:
         """states: of each pair."""
-        each = [pair.shares(pair.logits(part)) for pair, part in zip(self.pairs, states, strict=True)]
-        return [fmean(column) for column in zip(*each, strict=True)]
+        rows = [pair.shares(pair.logits(of_pair)) for pair, of_pair in zip(self.pairs, states, strict=True)]
+        return [fmean(column) for column in zip(*rows, strict=True)]

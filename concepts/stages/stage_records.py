@@ -13,7 +13,7 @@ from icebear.result_files import SavedResult
 if TYPE_CHECKING:
     import pandas
 
-Kind = Literal["alone", "cut", "last token"]
+StageKind = Literal["alone", "cut", "last token"]
 """What is measured. ``alone``: all else is held, from the first difference on. ``cut``, of prompts of different
 lengths: only the other heads of the last token are held. ``last token``: the last tokens differ; nothing is moved."""
 
@@ -113,13 +113,13 @@ class Answers:
 class StageShares(SavedResult, InNotebooks):
     """Heads and neurons of the last token of a pair of prompts, and the share of the difference that they give."""
 
-    kind: Kind
+    kind: StageKind
     heads: tuple[Ranked, ...]
     neurons: tuple[Ranked, ...]
     whole: tuple[WholePart, ...]
     """The whole parts that are recomputed as well; never at the last token."""
     alone: float | None
-    """The share of the difference that these parts give, while everything else holds its counterfactual value."""
+    """The share of the difference that these parts give while the others are held, see `StageKind`."""
     without: float | None
     """The share that is lost when only the heads and neurons take their counterfactual values."""
     random: float | None
@@ -146,6 +146,8 @@ class StageShares(SavedResult, InNotebooks):
         return result | {name: [node.to_dict() for node in getattr(self, name)] for name in nodes}
 
 
+ENOUGH = 0.8
+"""The share of the difference at which the search of a set stops."""
 OVERSHOOT = 1.25
 """Shares above this one are said to overshoot."""
 SMALL = 1.0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from icebear.concepts.stages.stage_records import OVERSHOOT, SMALL
+from icebear.concepts.stages.stage_records import ENOUGH, OVERSHOOT, SMALL
 from icebear.lines import Line
 from icebear.models.loading.presets import model_option
 from icebear.render import characters, quoted
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from icebear.records import Neuron, Ranked
 
 LOW_NECESSITY = 0.6
-"""Of less than this share that is lost without the set, other parts take over."""
+"""If less than this share is lost without the set, other parts take over."""
 FEW_HEADS = 10
 """The heads of a small set, at most; more are not named."""
 FEW_NEURONS = 50
@@ -44,7 +44,7 @@ SHOWN_CHANGE = 0.05
 CLEAR = 2
 """The head of the headline changes the answer so many times as much as any random one."""
 PAST_CONTRAST = 1.05
-"""Of a larger share that is lost, it is said what more than all means."""
+"""If more than this share is lost, a sentence says what more than 100 % means."""
 FETCHED = 0.2
 """A token with at least this share as the only source is one that heads fetch from."""
 
@@ -401,7 +401,8 @@ def warnings(stages: StageRecord) -> list[str]:
     lines = []
     if not stages.reached:
         nearest = "overshoots" if stages.alone > OVERSHOOT else "falls short"
-        lines.append(f"Not explained: no set that was tried gives 80 to 125%; the nearest is shown, and it {nearest}.")
+        wanted = f"{100 * ENOUGH:g} to {percent(OVERSHOOT)}"
+        lines.append(f"Not explained: no set that was tried gives {wanted}; the nearest is shown, and it {nearest}.")
     if _is_spread(stages):
         lines.append(f"No small set carries this answer: it takes {set_text(stages)}.")
     for left in stages.left_out:

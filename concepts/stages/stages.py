@@ -1,11 +1,6 @@
 """`stages`: how an answer is computed, shown by interventions on two prompts.
 
-1. Candidates are the heads and FFN neurons of the last token with positive relevance, the largest first.
-2. A causal trace shows where the difference is, token by token and layer by layer.
-3. Whole parts: the FFN at the tokens that differ is recomputed, and the fewest others of which the difference needs.
-4. Sets: the first k heads and n neurons that give 80 % of the difference while everything else is held.
-5. Controls: random sets of the same size, and the other heads that change most.
-6. Each head with all the neurons, and swapped; 7. each token as the only source; 8. the words that the neurons write.
+Its eight steps are those of `icebear.concepts.stages.stage_measurements`.
 """
 
 from __future__ import annotations
@@ -18,15 +13,15 @@ from markupsafe import Markup
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.patched_pair import KINDS, PatchedPair
-from icebear.concepts.stages.stage_measurements import STEPS, Measured
-from icebear.concepts.stages.stage_parts import WholeParts
+from icebear.concepts.stages.patched_pair import PART_SITES, PatchedPair
+from icebear.concepts.stages.stage_measurements import PROGRESS_STEPS, StageMeasurement
+from icebear.concepts.stages.stage_parts import WholeKinds
 from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord, StageShares
 from icebear.concepts.stages.stage_sentences import question, stage_lines
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import Objective, Token, joint_objective, likelier_form, request_of
+from icebear.models.objective import Objective, Token, joint_objective, likelier_form, prompt_request
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts
 from icebear.paths import write_file
 from icebear.records import Neuron
@@ -77,7 +72,7 @@ class Stages(StageRecord):
         """
         if self.model is None or not self.pairs:
             raise InputError("These stages have no model that could be run again.")
-        measured = Measured(self.model, [PatchedPair(self.model, pair) for pair in self.pairs])
+        measured = StageMeasurement(self.model, [PatchedPair(self.model, pair) for pair in self.pairs])
         return measured.swapped([[self.model.check(node) for node in nodes]])[0]
 
     def transfer(
@@ -112,47 +107,58 @@ class Stages(StageRecord):
         target = self.target.id if target is None else target
         contrast = self.contrast.id if contrast is None and self.contrast else contrast
         answers = (likelier_form(self.model, prompt, answer) for answer in (target, contrast))
-        measured = Measured(self.model, [patched_pair(self.model, prompt, counterfactual, *answers)])
+        measured = StageMeasurement(self.model, [patched_prompts(self.model, prompt, counterfactual, *answers)])
         if measured.kind != self.kind:
             raise InputError(
                 "The two prompts must have equally many tokens and end with the same one; choose another pair."
             )
-        earlier = frozenset((part.kind, part.where) for part in self.whole)
-        shares = measured.set_shares([node.neuron for node in (*self.heads, *self.neurons)], earlier)
-        at = measured.pairs[0].explained
+        whole_kinds = frozenset((part.kind, part.where) for part in self.whole)
+        alone, without, random = measured.set_shares(
+            [node.neuron for node in (*self.heads, *self.neurons)], whole_kinds
+        )
+        at = measured.pairs[0].position
         heads, neurons = (tuple(replace(node, position=at) for node in row) for row in (self.heads, self.neurons))
-        return StageShares(self.kind, heads, neurons, measured.named(earlier), *shares, **measured.answers())
+        return StageShares(
+            kind=self.kind,
+            heads=heads,
+            neurons=neurons,
+            whole=measured.named(whole_kinds),
+            alone=alone,
+            without=without,
+            random=random,
+            **measured.answers(),
+        )
 
 
-def patched_pair(
+def patched_prompts(
     model: Model, prompt: PromptLike, counterfactual: PromptLike, target: Token | None, contrast: Token | None
 ) -> PatchedPair:
     """Return two prompts whose parts can be exchanged. Raises `InputError`."""
-    row = request_of(model, Prompt.of(prompt), target, contrast)
+    row = prompt_request(model, Prompt.of(prompt), target, contrast)
     return PatchedPair(model, joint_objective(model, [row, replace(row, prompt=Prompt.of(counterfactual))]))
 
 
 def set_shares(
-    model: Model, pair: PatchedPair, nodes: Sequence[Neuron], earlier: WholeParts, seed: int = 0
+    model: Model, pair: PatchedPair, nodes: Sequence[Neuron], whole_kinds: WholeKinds, seed: int = 0
 ) -> tuple[float, float, float]:
     """Return what heads and neurons of the last token give alone with whole parts of earlier tokens, what is lost
     without them, and what random sets give. Raises `InputError` for other pairs of prompts."""
     for node in nodes:
         model.check(node)
-    measured = Measured(model, [pair])
+    measured = StageMeasurement(model, [pair])
     if measured.kind != "alone":
         raise InputError("Stages compare prompts of equally many tokens that end with the same one; choose another.")
-    return measured.set_shares(nodes, earlier, seed)
+    return measured.set_shares(nodes, whole_kinds, seed)
 
 
 def swap_changes(model: Model, pair: PatchedPair, head: Neuron, seed: int = 0) -> tuple[float, list[float]]:
     """Return by how much the target's probability falls when only a head has its counterfactual value, and when only a
     random other head has. Raises `InputError` for a model without such a head or without probabilities."""
     model.check(head)
-    measured = Measured(model, [pair])
-    if head not in measured.network.heads():
+    measured = StageMeasurement(model, [pair])
+    if head not in measured.nodes.heads():
         raise InputError(f"{head} is no head of the tokens that are compared; a head is named like L23.head.4.")
-    (swap,), random = measured.swaps([head], [0.0]), measured.random_swaps([head], seed)
+    (swap,), random = measured.measure_swaps([head], [0.0]), measured.measure_random_swaps([head], seed)
     before, after, *others = swap.before[0], swap.after[0], *(row.after[0] for row in random)
     if before is None or after is None:
         raise InputError(f"{model.name} gives no probabilities.")
@@ -208,17 +214,17 @@ def stages(
 
 def stage_sites(model: Model) -> tuple[str, ...]:
     """Return the sites whose relevance stages need; none for a model without stages."""
-    sites = [site for names in KINDS.values() for site in names if site != "router"]
+    sites = [site for names in PART_SITES.values() for site in names if site != "router"]
     has_stages = model.has_family and "attn" in model.sites and not model.has_scan
     return tuple(site for site in sites if site in model.sites) if has_stages else ()
 
 
 def why_no_stages(model: Model, relevance: Relevance) -> str:
     """Return why an answer has no stages; empty if it has."""
-    compared, sites = relevance.counterfactual, stage_sites(model)
+    counterfactual, sites = relevance.counterfactual, stage_sites(model)
     if not sites:
         return f"{model.name} has no attention heads, or scans beside them, so its answers have no stages."
-    if compared is None or compared.model is not None:
+    if counterfactual is None or counterfactual.model is not None:
         return "Stages compare two prompts; give a counterfactual (`suggest_counterfactuals` finds one)."
     if relevance.target is None or relevance.image or len(relevance.prompt.target_positions) != 1:
         return "Stages explain one token of a text; give a target of one token."
@@ -233,6 +239,7 @@ def stages_of(model: Model, relevance: Relevance, on_progress: OnProgress = unwa
     if reason := why_no_stages(model, relevance):
         raise InputError(reason)
     assert relevance.counterfactual is not None
-    measured = Measured(model, [PatchedPair(model, pair) for pair in relevance.counterfactual.pairs])
-    on_progress(1, STEPS)
-    return Stages(**measured.stages(relevance, on_progress), model=model)
+    measured = StageMeasurement(model, [PatchedPair(model, pair) for pair in relevance.counterfactual.pairs])
+    on_progress(1, PROGRESS_STEPS)
+    record = measured.stages(relevance, on_progress)
+    return Stages(**vars(record), model=model, pairs=relevance.counterfactual.pairs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icebear.concepts.stages.stage_records import OVERSHOOT
+from icebear.concepts.stages.stage_records import ENOUGH, OVERSHOOT
 from icebear.concepts.stages.stage_sentences import kinds_text, percent, set_text
 from icebear.concepts.stages.task_records import CARRIED, is_head
 from icebear.lines import Line
@@ -48,9 +48,9 @@ def own_sets(task: TaskRecord) -> str:
     """Say for how many pairs stages reach their share, and with how many parts."""
     reached = [pair for pair in task.compared if pair.reached]
     text = (
-        f"In {len(reached)} of {len(task.compared)} pairs, a set of heads and FFN neurons at the last token gives 80 "
-        f"to {percent(OVERSHOOT)} of the difference between the two prompts while every other head and neuron is held "
-        "at its value in the counterfactual prompt"
+        f"In {len(reached)} of {len(task.compared)} pairs, a set of heads and FFN neurons at the last token gives "
+        f"{100 * ENOUGH:g} to {percent(OVERSHOOT)} of the difference between the two prompts while every other head "
+        "and neuron is held at its value in the counterfactual prompt"
     )
     if not reached:
         return f"{text}."
@@ -83,7 +83,7 @@ def _listed(parts: Sequence[TaskPart]) -> str:
     return "; ".join(groups) + (f"; and {more:,} others" if more > 0 else "")
 
 
-def shared_set(task: TaskRecord) -> str:
+def shared_set_text(task: TaskRecord) -> str:
     """Say how the shared set was chosen, what it gives on other pairs, and the control."""
     measured = len(task.measured)
     choosing = len(task.compared) - measured
@@ -126,7 +126,7 @@ def task_lines(task: TaskRecord) -> list[Line]:
         Line(parts_title(task)),
         *parts,
         Line(""),
-        Line(shared_set(task)),
+        Line(shared_set_text(task)),
         Line(text),
         *shown,
         *([Line(f"        and {more} others")] if more else []),

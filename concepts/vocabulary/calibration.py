@@ -80,10 +80,10 @@ def calibrate(model: Model) -> Calibration:
         if model in _MEASURED:
             return _MEASURED[model]
         if is_hooked(model):
-            return _measured(model)
+            return _calibration(model)
         calibration = cached_calibration(model)
         if calibration is None:
-            calibration = _measured(model, "one-time, cached")
+            calibration = _calibration(model, "one-time, cached")
             _write(_file(model), calibration)
         _MEASURED[model] = calibration
         return calibration
@@ -92,13 +92,13 @@ def calibrate(model: Model) -> Calibration:
 def mean_activations(model: Model) -> dict[str, Tensor]:
     """Return `Calibration.means`; inside `steer` those of the steered model."""
     with model.lock:
-        return (_measured(model) if is_hooked(model) else calibrate(model)).means
+        return (_calibration(model) if is_hooked(model) else calibrate(model)).means
 
 
-def _measured(model: Model, note: str = "under its edits, not cached") -> Calibration:
+def _calibration(model: Model, note: str = "under its edits, not cached") -> Calibration:
     on = f"{len(TEXTS)} texts" if model.task.reads_text else f"{BATCH} images of noise"
     log.info("Calibrating activation ranges of %s on %s (%s)", model.name, on, note)
-    sites = written_sites(model)
+    sites = writing_sites(model)
     low, high = torch.zeros(2, model.layers, model.ffn_width)
     sums = {site: torch.zeros(model.layers, model.width(site), dtype=torch.float64) for site in sites}
     counts = torch.zeros(model.layers, 1)
@@ -134,7 +134,8 @@ def _measured(model: Model, note: str = "under its edits, not cached") -> Calibr
     )
 
 
-def written_sites(model: Model) -> list[str]:
+def writing_sites(model: Model) -> list[str]:
+    """Return the sites whose neurons write to the residual stream."""
     return [site for site in WRITERS if site in model.sites]
 
 
@@ -174,7 +175,7 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
     def before(path: str, layer: int, norm: Any, args: tuple) -> None:
         seen[path] = layer, norm_divisor(norm, args[0])[..., 0]
 
-    sites = written_sites(model)
+    sites = writing_sites(model)
     layers = range(model.layers)
     norm_layers = {path: layer for layer in layers for site in sites for path in model.norms_after(layer, site)}
     with ExitStack() as undo:
@@ -184,14 +185,14 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
         yield
 
 
-def name_of(model: Model) -> str:
+def file_stem(model: Model) -> str:
     """Return the name of files that are measured on a model and the texts."""
     texts = hashlib.sha256("\n".join(TEXTS).encode()).hexdigest()[:8]
     return f"{model.fingerprint}-{model.dtype_name}-{texts}"
 
 
 def _file(model: Model) -> Path:
-    return cache_folder() / "calibration" / f"{name_of(model)}.safetensors"
+    return cache_folder() / "calibration" / f"{file_stem(model)}.safetensors"
 
 
 def cached_calibration(model: Model) -> Calibration | None:
@@ -200,7 +201,7 @@ def cached_calibration(model: Model) -> Calibration | None:
     try:
         tensors, made_with = read_tensors(file)
         low, high = tensors.pop("low"), tensors.pop("high")
-        means = {site: tensors.pop(f"mean.{site}") for site in written_sites(model)}
+        means = {site: tensors.pop(f"mean.{site}") for site in writing_sites(model)}
         divisors = {path: tuple(values.tolist()) for path, values in tensors.items()}
         return Calibration(low, high, means, divisors, made_with)  # type: ignore[arg-type]
     except FileNotFoundError:

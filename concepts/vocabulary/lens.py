@@ -32,8 +32,9 @@ from icebear.models.model import Model
 from icebear.records import WRITERS, Neuron, Reliability
 from icebear.steps import OnProgress, unwatched
 
-TEXTS = 48
-OTHERS = 20
+LENS_TEXTS = 48
+"""The number of texts in which the Jacobians are averaged."""
+RELIABILITY_SAMPLES = 20
 """The number of other texts, and of random neurons of each layer, that the reliability is measured with."""
 BLOCK = 32
 """Rows of the Jacobians that are saved at a time."""
@@ -156,7 +157,7 @@ def mean_rows(model: Model, neurons: Sequence[Neuron]) -> Tensor:
     return torch.stack([rows[neuron] for neuron in neurons])
 
 
-Change = Callable[[SiteLayer, Tensor, Any], Tensor]
+OutputChange = Callable[[SiteLayer, Tensor, Any], Tensor]
 """Takes a site and layer, the output of its writing module, and the index of the tokens in it; returns a new output."""
 
 
@@ -173,7 +174,7 @@ class Contexts:
         self._at = torch.tensor([0] * len(cut) if self._prefix else self.positions)
         self._rows = torch.arange(len(cut))
 
-    def read(self, stack: int, site_layers: Sequence[SiteLayer], change: Change) -> Tensor:
+    def read(self, stack: int, site_layers: Sequence[SiteLayer], change: OutputChange) -> Tensor:
         """Return the output (B, D) of a stack's final norm at the tokens, with changed outputs of writing modules."""
         model, seen = self.model, []
         with model.lock, ExitStack() as undo:
@@ -196,7 +197,7 @@ class Contexts:
         output = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
         return output[self._rows, self._at]
 
-    def _changed(self, site_layer: SiteLayer, change: Change, module: Any, args: Any, output: Tensor) -> Tensor:
+    def _changed(self, site_layer: SiteLayer, change: OutputChange, module: Any, args: Any, output: Tensor) -> Tensor:
         return change(site_layer, output, self.index(output))
 
     def index(self, output: Tensor) -> tuple[Tensor, ...]:
@@ -223,8 +224,8 @@ def contexts_of(model: Model, others: bool = False) -> Contexts:
         if inner:
             texts.append(ids)
             positions.append(generator.choice(inner))
-    lens_texts = min(TEXTS, max(1, len(texts) * 2 // 3))
-    chosen = slice(lens_texts, lens_texts + OTHERS) if others else slice(lens_texts)
+    lens_texts = min(LENS_TEXTS, max(1, len(texts) * 2 // 3))
+    chosen = slice(lens_texts, lens_texts + RELIABILITY_SAMPLES) if others else slice(lens_texts)
     contexts = Contexts(model, texts[chosen], positions[chosen])
     if not others and not is_hooked(model):
         _CONTEXTS[model] = contexts
@@ -278,7 +279,7 @@ def predicted_and_measured(
     """Yield, for seeded FFN neurons of a layer, the change of logits by one unit that the lens and the direct
     projection predict (2, V), and the measured one in each text (T, V). All are centered over the vocabulary."""
     generator = torch.Generator().manual_seed(layer)
-    indices = torch.randperm(model.width("ffn"), generator=generator)[:OTHERS].tolist()
+    indices = torch.randperm(model.width("ffn"), generator=generator)[:RELIABILITY_SAMPLES].tolist()
     plain = _logits_with(model, contexts, layer, torch.zeros(len(jacobian)))
     for neuron in (Neuron(layer, "ffn", index) for index in indices):
         w_out = w_out_row(model, neuron)
@@ -322,4 +323,4 @@ def w_out_row(model: Model, neuron: Neuron) -> Tensor:
 
 
 def _file(model: Model) -> Path:
-    return cache_folder() / "lens" / f"{calibration.name_of(model)}.safetensors"
+    return cache_folder() / "lens" / f"{calibration.file_stem(model)}.safetensors"

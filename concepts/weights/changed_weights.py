@@ -16,7 +16,7 @@ from torch.nn.functional import cosine_similarity
 
 from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.vocabulary.weight_rows import w_in_rows, w_out_rows
-from icebear.concepts.weights.weight_parts import Kind, Part, WeightParts
+from icebear.concepts.weights.weight_parts import Part, WeightKind, WeightParts
 from icebear.errors import InputError
 from icebear.lrp.model_pairs import Caused, Entries, PairedWeights
 from icebear.models.batch import Batch
@@ -70,7 +70,7 @@ class ChangedWeights:
     """What the changed weights of one kind in one layer caused, by unit: a neuron, a head, a token, or all of it."""
 
     layer: int | None
-    kind: Kind
+    kind: WeightKind
     module: str
     caused: Tensor
     """(N,), in logits."""
@@ -152,7 +152,7 @@ class ModelPair:
             return [self.by_token(name, "unembedding")]
         return self.weight_parts.of(name)
 
-    def by_token(self, name: str, kind: Kind) -> Part:
+    def by_token(self, name: str, kind: WeightKind) -> Part:
         count = len(self.weights[name][0])
         return Part(None, kind, name.rpartition(".")[0], count, 0, torch.arange(count))
 
@@ -177,9 +177,9 @@ class ModelPair:
         return modules[min(stack, len(modules) - 1)].forward(ids)  # without hooks: it runs inside of one  # type: ignore[no-any-return]
 
     @cached_property
-    def sizes(self) -> dict[tuple[int | None, Kind, str], Tensor]:
+    def sizes(self) -> dict[tuple[int | None, WeightKind, str], Tensor]:
         """The norms of the changes, by layer, kind and module, of each unit."""
-        sizes: dict[tuple[int | None, Kind, str], Tensor] = {}
+        sizes: dict[tuple[int | None, WeightKind, str], Tensor] = {}
         squared = cache(_squares)  # a tied embedding has two parts
         for part, weight, base in self.slices():
             key, squares = (part.layer, part.kind, part.module), part.sums(partial(squared, weight, base))
@@ -187,9 +187,9 @@ class ModelPair:
         return {key: squares.sqrt() for key, squares in sizes.items()}
 
     @contextmanager
-    def restored(self, chosen: Sequence[tuple[Kind, str, int]]) -> Iterator[None]:
+    def restored(self, chosen: Sequence[tuple[WeightKind, str, int]]) -> Iterator[None]:
         """Give units, each a kind, a module and an index, the base model's weights inside the context."""
-        units: dict[tuple[Kind, str], list[int]] = {}
+        units: dict[tuple[WeightKind, str], list[int]] = {}
         for kind, module, index in chosen:
             units.setdefault((kind, module), []).append(index)
         undo: list[Callable[[], object]] = []
@@ -242,16 +242,16 @@ def _copy(part: Part, weight: Tensor, base: Tensor, indices: Tensor) -> Callable
 class Causes:
     """Collects what changed weights caused in one pass of a pair of models and prompts."""
 
-    def __init__(self, pair: ModelPair, batch: Batch) -> None:
-        self.pair, self.batch = pair, batch
-        self.sums: dict[tuple[int | None, Kind, str], Tensor] = {}
+    def __init__(self, models: ModelPair, batch: Batch) -> None:
+        self.models, self.batch = models, batch
+        self.sums: dict[tuple[int | None, WeightKind, str], Tensor] = {}
         self.embedded: list[tuple[Tensor, Tensor]] = []
         """The embeddings of each stack (2, T, D), of both prompts, in both models."""
-        self.weights = PairedWeights(pair.weights, self.add)
+        self.weights = PairedWeights(models.weights, self.add)
 
     def add(self, name: str, caused: Caused) -> None:
         """Take what a weight caused."""
-        for part in self.pair.parts(name):
+        for part in self.models.parts(name):
             self._add(part, part.sums(caused.along))
 
     def _add(self, part: Part, sums: Tensor) -> None:
@@ -263,7 +263,7 @@ class Causes:
         if self.batch.pixels is not None:
             self.embedded.append((x, x))
             return x
-        base_x = self.pair.embedding(self.pair.base, self.batch, stack).detach().to(x)
+        base_x = self.models.embedding(self.models.base, self.batch, stack).detach().to(x)
         self.embedded.append((x, base_x))
         return torch.cat((x[:1], base_x[1:]))
 
@@ -273,17 +273,17 @@ class Causes:
         model_x, base_x = (x.to(dtype) for x in self.embedded[stack])
         g = gradient[0].to(dtype)
         caused = g * (model_x - base_x) / 2  # (2, T, D)
-        if self.pair.embeddings and caused.any():
+        if self.models.embeddings and caused.any():
             ids = self.batch.decoder.ids if stack and self.batch.decoder else self.batch.ids
-            names = self.pair.embeddings
-            part = self.pair.by_token(names[min(stack, len(names) - 1)], "embedding")
+            names = self.models.embeddings
+            part = self.models.by_token(names[min(stack, len(names) - 1)], "embedding")
             part = replace(part, units=ids.flatten().cpu())
             self._add(part, part.sums(Entries(caused.sum(-1).flatten()).along))
         return g * ((model_x[0] - model_x[1]) + (base_x[0] - base_x[1])) / 2
 
     def result(self) -> tuple[ChangedWeights, ...]:
         """Return what every changed weight caused, zero where it was not used."""
-        sizes = self.pair.sizes.items()
+        sizes = self.models.sizes.items()
         return tuple(ChangedWeights(*key, self.sums.get(key, torch.zeros_like(size)), size) for key, size in sizes)
 
 

@@ -15,7 +15,7 @@ from icebear.models.model import Model
 from icebear.models.parts import experts
 from icebear.models.parts.linear import Linear
 
-Kind = str
+WeightKind = str
 """``gate``, ``w_in`` and ``w_out``: FFN neurons (the gate only where there are two maps); ``q`` and ``o``: heads; ``k``
 and ``v``: key-value heads, which a group of heads reads; ``cross``; ``router``; ``embedding`` and ``unembedding``:
 tokens; ``norm``, ``bias`` and ``other``: whole parameters."""
@@ -28,7 +28,7 @@ class Part:
     """Slices of a weight that belong to units."""
 
     layer: int | None
-    kind: Kind
+    kind: WeightKind
     module: str
     """The path of the module; rows of its weight and of its bias are one unit."""
     count: int = 1
@@ -58,7 +58,7 @@ class WeightParts:
         paths = {id(module): path for path, module in model.net.named_modules()}
         self.layers = {f"{paths[id(module)]}.": layer for layer, module in enumerate(model.layer_modules)}
         self._known: dict[str, list[Part]] = {}
-        self.linears: dict[str, list[tuple[int | None, Kind, bool, int, Tensor]]] = {}
+        self.linears: dict[str, list[tuple[int | None, WeightKind, bool, int, Tensor]]] = {}
         """By module: layer, kind, whether units are inputs, their number, and the unit of each input or output."""
         if model.has_family:
             for layer in range(model.layers):
@@ -98,12 +98,18 @@ class WeightParts:
             yield Part(layer, kind, path, count, int(is_input) ^ int(isinstance(module, Conv1D)), units)
 
     def _add(
-        self, module: nn.Module, paths: dict[int, str], layer: int | None, kind: Kind, is_input: bool, units: Tensor
+        self,
+        module: nn.Module,
+        paths: dict[int, str],
+        layer: int | None,
+        kind: WeightKind,
+        is_input: bool,
+        units: Tensor,
     ) -> None:
         entry = layer, kind, is_input, int(units.max()) + 1, units
         self.linears.setdefault(paths[id(module)], []).append(entry)
 
-    def _attention(self, layer: int, site: str, kind: Kind, paths: dict[int, str]) -> None:
+    def _attention(self, layer: int, site: str, kind: WeightKind, paths: dict[int, str]) -> None:
         model = self.model
         if site not in model.sites or layer not in model.layers_with(site):
             return

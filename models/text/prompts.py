@@ -148,7 +148,7 @@ the mean over the vocabulary; ``mean-centered-logit``, the mean of that, to comp
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """What is explained of one prompt, in token ids: it is made once (`request_of`), and passed whole."""
+    """What is explained of one prompt, in token ids: it is made once (`prompt_request`), and passed whole."""
 
     prompt: Prompt
     answer: tuple[int, ...] | None = None

@@ -18,8 +18,8 @@ from icebear.models.text.chat import Chat
 from icebear.points import Naming
 
 if TYPE_CHECKING:
-    from icebear.concepts.answers.cases import Case
     from icebear.concepts.answers.what_if import WhatIf
+    from icebear.concepts.attribution.cases import Case
 
 OF_SOURCES = (
     "prompt chat system messages template_option sources units span answer max_new_tokens checkpoint html claim"
@@ -117,14 +117,14 @@ def explain(options: Options) -> None:
     prompt = arguments["prompt"]
     exchanged = _what_if(options, model, prompt)
     chosen = exchanged.comparisons[0] if exchanged and exchanged.comparisons and not options.no_counterfactual else None
-    answered, about = ({}, []) if options.next_token or options.claim else _about_answer(prompt, exchanged)
+    answer_fields, about = ({}, []) if options.next_token or options.claim else _about_answer(prompt, exchanged)
     about += [f"{chosen_sentence(chosen.text, WAYS)}\n"] if chosen else []
     arguments |= exchanged.arguments(chosen) if exchanged else {}
     explanation = replace(_explained(options, model, arguments), what_if=exchanged)
     relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
-    document = explanation.to_dict() | answered
+    document = explanation.to_dict() | answer_fields
     units = icebear.units(relevance, options.units) if options.units else []
     has_tables = not explanation.stages and (options.units or not explanation.random_effects)
     report = explanation_report if has_tables else explanation_screen
@@ -177,14 +177,14 @@ def _is_alone(options: Options, model: icebear.Model) -> bool:
 
 def _what_if(options: Options, model: icebear.Model, prompt: str | Chat) -> WhatIf | None:
     """Exchange the words of a text or chat that is explained alone, unless it is long."""
-    from icebear.concepts.answers.what_if import look_unasked
+    from icebear.concepts.answers.what_if import exchange_words_if_short
 
     if not _is_alone(options, model):
         return None
     attribution = options.attribution
     with waiting("Exchanging words of the prompt"):
         next_token = _explains_next_token(options, model, prompt)
-        exchanged = look_unasked(model, prompt, next_token, attribution.max_new_tokens)
+        exchanged = exchange_words_if_short(model, prompt, next_token, attribution.max_new_tokens)
     file = attribution.prompt.messages
     return replace(exchanged, file=file) if exchanged and file else exchanged
 
@@ -307,14 +307,14 @@ def _explain_task(file: str, options: Options) -> None:
 
 def _cases(file: str, options: Options) -> list[Case]:
     """Read the pairs of a file. Raises `UsageError` for more counterfactuals than one for all of them."""
-    from icebear.concepts.answers.cases import read_cases
+    from icebear.concepts.attribution.cases import read_cases
 
     attribution = options.attribution
     if attribution.prompt.prompt is not None or len(attribution.counterfactual) > 1:
         raise click.UsageError("--file replaces PROMPT; give at most one --counterfactual.")
     other = next(iter(attribution.counterfactual), None)
     values = {"target": attribution.target, "contrast": attribution.contrast, "counterfactual": other}
-    return read_cases(file, has_counterfactuals=True, **values)
+    return read_cases(file, needs_counterfactual=True, **values)
 
 
 def _checked(options: Options) -> AttributionOptions:

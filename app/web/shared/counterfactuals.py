@@ -165,9 +165,9 @@ def _exchanging(name: str, prompt: str) -> Job:
 
     def work(job: Job) -> WhatIf | None:
         model = loading.outcome()
-        from icebear.concepts.answers.what_if import look_unasked
+        from icebear.concepts.answers.what_if import exchange_words_if_short
         from icebear.concepts.stages.stages import stage_sites
 
-        return look_unasked(model, prompt) if stage_sites(model) else None
+        return exchange_words_if_short(model, prompt) if stage_sites(model) else None
 
     return Job("Exchanging words of the prompt", work)

@@ -21,7 +21,7 @@ from benchmarks.truth.programs.decoys import KINDS
 from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import nodes_of
-from icebear.concepts.passes.patching import Nodes
+from icebear.concepts.passes.patching import PatchableNodes
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.statistics import area
 from icebear.models.model import Model
@@ -82,7 +82,7 @@ class Truth:
 class Candidates:
     """The nodes that differ between the prompts of a pair; all others are equal in both."""
 
-    def __init__(self, nodes: Nodes, position: int) -> None:
+    def __init__(self, nodes: PatchableNodes, position: int) -> None:
         """position: the token whose output is explained."""
         self.nodes, self.position = nodes, position
         widths = nodes.change().split(nodes.widths, -1)
@@ -112,7 +112,7 @@ class Candidates:
         return with_all, with_none
 
     def _numbers(self, sets: Tensor) -> Tensor:
-        """Return the logit difference (S,) with each set (S, n); one batch is faster than `Nodes.numbers`."""
+        """Return the logit difference (S,) with each set (S, n); one batch is faster than `PatchableNodes.numbers`."""
         model, objective = self.nodes.model, self.nodes.objective
         (target,), contrast, numbers = objective.targets[0] or (0,), objective.contrasts[0], []
         for part in sets.split(PASS_SETS):

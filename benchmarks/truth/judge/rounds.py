@@ -21,7 +21,7 @@ from torch import Tensor
 from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import Pair, PairResult
-from icebear.concepts.passes.patching import Nodes
+from icebear.concepts.passes.patching import PatchableNodes
 from icebear.concepts.passes.run import Logits, Recorder, forward_backward
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.concepts.passes.storage import SiteValues
@@ -37,7 +37,7 @@ class Constants(Recorder):
     """Make constants of all nodes outside of a mask (L, T, W), in a row with the values of the prompt and a row with
     those of the counterfactual, and attribute the difference of the rows to them."""
 
-    def __init__(self, nodes: Nodes, recomputed: Tensor) -> None:
+    def __init__(self, nodes: PatchableNodes, recomputed: Tensor) -> None:
         parts = zip(nodes.sites, recomputed.split(nodes.widths, -1), strict=True)
         self.recomputed: dict[str, Tensor] = dict(parts)
         self.nodes = nodes
@@ -66,7 +66,7 @@ class Constants(Recorder):
                 self.gains[name][layer] = (g[0] * (x[0] - x[1])).detach().float().cpu()
 
 
-def gains(nodes: Nodes, recomputed: Tensor) -> tuple[dict[str, Tensor], float]:
+def gains(nodes: PatchableNodes, recomputed: Tensor) -> tuple[dict[str, Tensor], float]:
     """Return what each node adds to m(x) - m(K), by site (L, T, N), and that difference, where K is a mask (L, T, W).
 
     The gain of a head is the sum of its columns.
@@ -76,7 +76,7 @@ def gains(nodes: Nodes, recomputed: Tensor) -> tuple[dict[str, Tensor], float]:
     return constants.gains, (numbers[0] - numbers[1]).item()
 
 
-def in_rounds(nodes: Nodes, most: int) -> dict[str, Tensor]:
+def in_rounds(nodes: PatchableNodes, most: int) -> dict[str, Tensor]:
     """Return by site (L, T, N) what a chosen node added in its round, and what any other node would add after all."""
     chosen = torch.zeros(nodes.shape, dtype=torch.bool)
     result: dict[str, Tensor] = {}
@@ -124,7 +124,9 @@ class Rounds(Method):
         )
         relevance = {}
         if named:
-            nodes = Nodes(pair.model, result.objective.rows([0]), tuple(named), activation, other, result.numbers[1])
+            nodes = PatchableNodes(
+                pair.model, result.objective.rows([0]), tuple(named), activation, other, result.numbers[1]
+            )
             relevance = {named[name]: x for name, x in in_rounds(nodes, self.rounds).items()}
         parts = (relevance, result.activation, result.counterfactual)
         recorded = [SiteValues({site: x[:, list(pair.recorded)] for site, x in values.items()}) for values in parts]

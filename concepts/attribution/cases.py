@@ -24,14 +24,14 @@ class Case:
     counterfactual: Any = None
 
 
-def read_cases(path: str | Path, has_counterfactuals: bool = False, **defaults: Any) -> list[Case]:
+def read_cases(path: str | Path, needs_counterfactual: bool = False, **defaults: Any) -> list[Case]:
     """Read a file of JSON lines, objects with prompt and, optionally, target, contrast and counterfactual, or a .txt
     file of prompts.
 
-    has_counterfactuals: whether each must have a counterfactual. defaults: values for missing fields. Raises
+    needs_counterfactual: whether each must have a counterfactual. defaults: values for missing fields. Raises
         `InputError`.
     """
-    return [case_of(row, where, has_counterfactuals, **defaults) for row, where in rows_of_file(path)]
+    return [case_of(row, where, needs_counterfactual, **defaults) for row, where in rows_of_file(path)]
 
 
 def rows_of_file(path: str | Path) -> Iterator[tuple[Any, str]]:
@@ -47,12 +47,12 @@ def rows_of_file(path: str | Path) -> Iterator[tuple[Any, str]]:
         yield row, f"line {number} of {path}"
 
 
-def case_of(row: Any, where: str, has_counterfactual: bool = False, **defaults: Any) -> Case:
+def case_of(row: Any, where: str, needs_counterfactual: bool = False, **defaults: Any) -> Case:
     """Return the case of a mapping; an empty text is a missing field. where: its name in messages. Raises
     `InputError`."""
     fields = row.items() if isinstance(row, Mapping) else ()
     values = defaults | {name: value for name, value in fields if not isinstance(value, str | None) or value}
-    wanted = ["prompt", *(["counterfactual"] if has_counterfactual else [])]
+    wanted = ["prompt", *(["counterfactual"] if needs_counterfactual else [])]
     if any(values.get(name) is None for name in wanted):
         what = " and a ".join(wanted)
         raise InputError(f"{where[0].upper()}{where[1:]} is not a JSON object with a {what}; correct it.")
