@@ -200,15 +200,15 @@ def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable, *args: An
     return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
-def _contexts(mode: RelevanceMode, kept: list[Any]) -> tuple[AbstractContextManager, AbstractContextManager]:
-    """Return the contexts of a layer, and of its recomputation, which has the outputs of the kept operations.
+def _contexts(mode: RelevanceMode, saved: list[Any]) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Return the contexts of a layer, and of its recomputation, which has the outputs of the saved operations.
 
     The recomputation runs inside backward, on a GPU in another thread, where the mode is not active.
     """
-    if not kept:
+    if not saved:
         return nullcontext(), mode
-    keeping, has_kept = create_selective_checkpoint_contexts(kept)
-    return keeping, _both(has_kept, mode)
+    saving, has_saved = create_selective_checkpoint_contexts(saved)
+    return saving, _both(has_saved, mode)
 
 
 @contextmanager
