@@ -71,6 +71,7 @@ def export_dashboards(store: Store, folder: str | Path, on_progress: OnProgress 
     Raises `StoreError` if the scan is not finished or is not by activation, `InputError` if the folder is not new.
     """
     store.facts.get("finished")
+    store.check_texts("Dashboards of Neuronpedia have sentences")
     name = model_id(store.facts.get("model"))
     total, done, sources, files = store.neurons.count(), 0, set(), 0
     with new_folder(folder) as part:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, PromptOptions, option, record, verb
+from icebear.app.cli.options import ModelOptions, PromptOptions, check_input, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import waiting
 from icebear.app.cli.stores import store_if_any
@@ -17,6 +17,7 @@ from icebear.edits import parse_edits
 @record
 class Options:
     prompt: PromptOptions
+    image: str | None = option("Image whose label is predicted, instead of PROMPT.")
     edit: tuple[str, ...] = option(
         "Edit of a neuron: L29.ffn.860=-20 sets the activation, L29.ffn.860*0 multiplies it, L29.ffn.860+5 adds to it. "
         "L29.ffn.860=-20@last edits only at the last token. Give --edit several times for several edits.",
@@ -34,10 +35,11 @@ class Options:
 @verb(Options)
 def steer(options: Options) -> None:
     """Generate text after PROMPT, once without and once with edited neurons, and show the likely next tokens of both.
-    The control makes the same edits in random other neurons.
+    The control makes the same edits in random other neurons. Of an --image, show its likely labels.
 
     Example:
       icebear steer "My friend lost" --edit "L21.ffn.780+5" --max-new-tokens 12
+      icebear steer --image bear.png --edit "L3.ffn.7*0" --model my-vit
     """
     from rich.text import Text
 
@@ -48,8 +50,9 @@ def steer(options: Options) -> None:
     if bool(options.edit) == bool(options.recipe):
         raise click.UsageError("Give either --edit (repeatable) or --recipe.")
     edits: Any = icebear.Recipe.load(options.recipe) if options.recipe else parse_edits(options.edit)
-    prompt = options.prompt.read()
+    prompt = options.prompt.read_or(options.image)
     model = options.model.load()
+    check_input(model, options.image)
     with store_if_any(options.store, model) as store:  # it knows max and std, for edits in those units
         statistic = store.neurons.statistic if store else None
         result = compare(model, prompt, edits, options.max_new_tokens, statistic, options.temperature, options.seed)
