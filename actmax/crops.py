@@ -79,7 +79,7 @@ def _around(model: Model, picture: Image, example: Example) -> Crop:
     rows, columns = _grid(model, picture)
     row, column = divmod(example.token - len(own_names(model)), columns)
     size = 2 * AROUND + 1
-    top, left = (max(0, min(at - AROUND, all - size)) for at, all in ((row, rows), (column, columns)))
+    top, left = (max(0, min(at - AROUND, count - size)) for at, count in ((row, rows), (column, columns)))
     return Crop(_cut(model, picture, (top, left, min(size, rows), min(size, columns)), (row, column)), "")
 
 
@@ -94,9 +94,9 @@ def _relevant(model: Model, picture: Image, example: Example) -> Crop:
         return Crop("", "No patch has relevance for this activation.")
     box, share = smallest_square(relevance)
     bright = DARK + (1 - DARK) * (relevance / relevance.max()).sqrt()
-    own = divmod(example.token - len(own_names(model)), columns)
-    inside = box[0] <= own[0] < box[0] + box[2] and box[1] <= own[1] < box[1] + box[3]
-    png = _cut(model, _darkened(picture, bright), box, own if inside else None)
+    patch = divmod(example.token - len(own_names(model)), columns)
+    inside = all(start <= at < start + size for start, at, size in zip(box[:2], patch, box[2:], strict=True))
+    png = _cut(model, _darkened(picture, bright), box, patch if inside else None)
     return Crop(png, f"{share:.0%} of the relevance")
 
 

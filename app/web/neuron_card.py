@@ -368,8 +368,8 @@ def _swap(prompt: str, edit: str) -> None:
 
 def _switched_off(card: Card) -> str:
     """Return the command that shows what the labels of the neuron's first image are without it."""
-    first = next((row for rows in card.examples.values() for row in rows), None)
-    image = str(Path(card.made_with["index"]["corpus"], first.sentence.text)) if first else "IMAGE"
+    strongest = next((row for rows in card.examples.values() for row in rows), None)
+    image = str(Path(card.made_with["index"]["corpus"], strongest.sentence.text)) if strongest else "IMAGE"
     words = ["icebear", "steer", "--image", image, "--edit", f"{card.neuron}*0", "--model", served.model_name()]
     return shlex.join(words)
 

@@ -58,5 +58,6 @@ def steer(options: Options) -> None:
         result = compare(model, prompt, edits, options.max_new_tokens, statistic, options.temperature, options.seed)
         with waiting("Measuring random edits"):
             outcome = outcome_of_steering(model, prompt, edits, statistic)
-    document = {**result.to_dict(), "control": outcome.to_dict()["control"]}
+    measured = outcome.to_dict()
+    document = {**result.to_dict(), **{name: measured[name] for name in ("before", "after", "control")}}
     show(options.json, document, comparison_table(result), Text(outcome.control_text))
