@@ -138,7 +138,7 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch):
-    monkeypatch.setattr(index, "SHARD", 6)
+    monkeypatch.setattr(index, "IMAGE_SHARD", 6)
     monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
 
 
@@ -147,7 +147,7 @@ def made(vit, photos, tmp_path_factory):
     """The path of an index."""
     path = tmp_path_factory.mktemp("store") / "photos.db"
     with pytest.MonkeyPatch.context() as patch, open_store(path, create=True) as store:
-        patch.setattr(index, "SHARD", 6)
+        patch.setattr(index, "IMAGE_SHARD", 6)
         build_index(vit, read_images(photos), store, k=K)
     return path
 

@@ -38,6 +38,8 @@ from icebear.values import several, typed
 
 SHARD = 256
 """The number of sentences of a shard. Batches are formed inside a shard, so an index depends on it."""
+IMAGE_SHARD = 32
+"""The same of images, each of which takes as long as several sentences."""
 
 UNREADABLE = "unreadable"
 """The count of images that were skipped."""
@@ -142,7 +144,7 @@ def facts_of(model: Model, corpus: Corpus, settings: Settings) -> dict[str, Any]
         "dtype": model.dtype_name,
         **corpus.facts,
         "claimed_limit": corpus.limit,
-        "shard": SHARD,
+        "shard": IMAGE_SHARD if corpus.facts.get("input") == IMAGES else SHARD,
         **{name: value for name, value in vars(settings).items() if name not in ("head_means", "sites")},
         "sites": list(settings.sites),
     }
@@ -179,9 +181,13 @@ def check_table(table: ScanSummary, counts: Counter[str], facts: dict[str, Any])
     if not counts["sentences"]:
         raise InputError(_without_sentences(counts))
     if not table.counted and facts.get("input") == IMAGES:
-        raise InputError(f"None of the first {SHARD} images of {facts['corpus']} can be read; give another folder.")
+        raise InputError(
+            f"None of the first {facts['shard']} images of {facts['corpus']} can be read; give another folder."
+        )
     if not table.counted:
-        raise InputError(f"Each of the corpus's first {SHARD} sentences has only one token; give another corpus.")
+        raise InputError(
+            f"Each of the corpus's first {facts['shard']} sentences has only one token; give another corpus."
+        )
 
 
 def indexed_counts(store: Store) -> Counter[str]:
@@ -212,18 +218,20 @@ def scan(
     if "head" in settings.sites and (packed or settings.head_means is None):
         means = load(packed.pop("head_means"))["head_means"] if packed else head_means(model)
         settings = dataclasses.replace(settings, head_means=means)
-    table, reading = unpack(packed) if packed else short, reading_of(model, facts)
-    done = {number for number, size in store.scan.shards().items() if size == SHARD} if table.token_count else set()
+    table, reading, shard_size = unpack(packed) if packed else short, reading_of(model, facts), facts["shard"]
+    done = (
+        {number for number, size in store.scan.shards().items() if size == shard_size} if table.token_count else set()
+    )
     counts: Counter[str] = Counter()
     last = time.monotonic()
     counted = not corpus.streamed and on_progress is not unwatched  # a stream is not read twice, only to count it
     wanted = part.has if part else lambda number: True
-    of_corpus = enumerate(shards(corpus.sentences(), SHARD)) if counted else ()
+    of_corpus = enumerate(shards(corpus.sentences(), shard_size)) if counted else ()
     advance = counting(on_progress, sum(len(shard) for number, shard in of_corpus if wanted(number)))
-    advance(SHARD * len(done))
+    advance(shard_size * len(done))
     waiting: dict[int, list[tuple[Sentence, bytes]]] = {}
 
-    for number, shard in enumerate(shards(corpus.sentences(counts), SHARD)):
+    for number, shard in enumerate(shards(corpus.sentences(counts), shard_size)):
         if number in done or not wanted(number):
             continue
         sums = sums_up(number, settings.seed)
@@ -231,7 +239,7 @@ def scan(
         scanned, vectors = scan_shard(model, shard, settings, least, batch_size, sums, on_batch, reading)
         if vectors.isnan().any():
             raise NumericalError("The residual stream of a sentence is NaN; try other weights or --dtype float32.")
-        if len(shard) == SHARD:
+        if len(shard) == shard_size:
             table = merge(table, scanned)
         else:
             short = scanned
