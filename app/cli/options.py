@@ -331,6 +331,8 @@ class AttributionOptions:
     contrast: str | None
     counterfactual: tuple[str, ...]
     counterfactual_image: str | None
+    examples: str | None
+    others: str | None
     base_model: str | None
     method: str | None
     span: str | None
@@ -359,6 +361,15 @@ class AttributionOptions:
             raise click.UsageError("--chat, --system, --pair and --template-option are of texts; leave them out.")
         return self.image
 
+    def _by_examples(self, model: icebear.Model) -> icebear.Model:
+        """Return the model, asked by two folders of images if they are given. Raises `UsageError` for one of them."""
+        if self.examples is None and self.others is None:
+            return model
+        if self.image is None or self.examples is None or self.others is None:
+            raise click.UsageError("--examples and --others are two folders of images that --image is compared with.")
+        with waiting("Reading the examples"):
+            return icebear.by_examples(model, self.examples, self.others)
+
     def arguments(self, loading: ModelOptions, answer: int | None = None) -> tuple[icebear.Model, dict[str, Any]]:
         """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first,
         unless it is the n-th answer of a conversation."""
@@ -370,6 +381,7 @@ class AttributionOptions:
         if model.task.reads_text is bool(self.image):
             way = "an image; give --image" if not self.image else "a text; give a PROMPT"
             raise click.UsageError(f"The input of {model.name} is {way}.")
+        model = self._by_examples(model)
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
         if answer is not None:
             from icebear.models.text.answer import nth_answer
