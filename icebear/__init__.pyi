@@ -65,6 +65,7 @@ from .lrp.linear_rules import AlphaBeta as AlphaBeta
 from .lrp.linear_rules import Epsilon as Epsilon
 from .lrp.linear_rules import Gamma as Gamma
 from .lrp.linear_rules import ZPlus as ZPlus
+from .models.image_examples import by_examples as by_examples
 from .models.loading.encoder import Encoder as Encoder
 from .models.loading.encoder import load_encoder as load_encoder
 from .models.loading.loading import load_model as load_model

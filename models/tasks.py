@@ -326,6 +326,14 @@ class Image(Labelled):
     def encode(self, model: Reader, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
         return images.encode(model, [prompt.image if prompt.text is None else prompt.text for prompt in prompts])
 
+    def encode_targets(self, model: Reader, rows: Sequence[PromptRequest]) -> tuple[Batch, list[tuple[int, ...]]]:
+        if not model.labels:
+            raise InputError(
+                f"{model.name} has no labels; ask it by examples: --examples FOLDER and --others FOLDER, each a folder "
+                "of images (in Python, icebear.by_examples)."
+            )
+        return super().encode_targets(model, rows)
+
     def own_tokens(self, model: Reader) -> tuple[int, ...]:
         return tuple(range(len(images.own_names(model))))
 

@@ -13,7 +13,14 @@ from appview import fine, set_up, text, visit
 from click.testing import CliRunner
 from PIL import Image
 from test_heads import slow_norms
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+from transformers import (
+    BitImageProcessorPil,
+    Dinov2Config,
+    Dinov2Model,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
 
 from icebear import (
     VIT,
@@ -21,6 +28,7 @@ from icebear import (
     annotate,
     attribute,
     build_index,
+    by_examples,
     describe,
     load_model,
     more_examples,
@@ -316,8 +324,8 @@ def test_a_missing_or_changed_image_has_no_crop_and_says_so(vit, some, tmp_path)
             annotate(vit, store, [PLANTED, "L1.head.0"], K)
             for neuron in (PLANTED, "L1.head.0"):
                 card = describe(store, neuron, vit, crop=kind)
-                rows = zip(card.examples["+"], card.crops["+"], strict=True)
-                shown = {example.sentence.text: crop for example, crop in rows}
+                sides = [zip(card.examples[side], card.crops[side], strict=True) for side in card.crops]
+                shown = {example.sentence.text: crop for rows in sides for example, crop in rows}
                 assert "missing" in shown["0.png"].about
                 assert "has changed" in shown["1.png"].about
                 assert not shown["0.png"].png
@@ -458,6 +466,34 @@ def test_an_edit_of_the_planted_neuron_changes_the_answer(vit, photos):
     document = json.loads(printed)
     assert (document["before"], document["after"]) == (outcome.control.before, outcome.control.after)
     assert document["steered"]["first_token"] == label
+
+
+def test_a_model_without_labels_is_indexed_and_its_edits_are_measured_by_examples(photos, tmp_path):
+    """Its cards have no words, and the number is the projection on the examples."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_ratio": 1}
+    Dinov2Model(Dinov2Config(**sizes, image_size=SIDE, patch_size=PATCH, initializer_range=0.3)).save_pretrained(
+        tmp_path
+    )
+    size = {"shortest_edge": SIDE}
+    BitImageProcessorPil(size=size, crop_size={"height": SIDE, "width": SIDE}).save_pretrained(tmp_path)
+    model, neuron = load_model(str(tmp_path), dtype="float32", device="cpu"), "L1.ffn.3"
+    indexed(model, photos, tmp_path / "i.db")
+    with open_store(tmp_path / "i.db") as store:
+        assert store.is_complete
+        assert store.count("tokens") == 0
+        assert describe(store, neuron).projection is describe(store, neuron, model).projection is None
+        assert search_image(model, store, str(photos / "2.png")).images
+    asking = ["--examples", photos, "--others", photos / "deep"]
+    printed = run(
+        "steer", "--image", photos / "red.png", *asking, "--edit", f"{neuron}+5", "--model", tmp_path, "--json"
+    )
+    document = json.loads(printed)
+    asked = by_examples(model, str(photos), str(photos / "deep"))
+    logit = asked.next_logits(str(photos / "red.png"))[0].item()
+    assert document["before"] == pytest.approx(logit, abs=1e-5)
+    assert document["after"] != document["before"]
+    assert document["control"]["draws"] > 1
 
 
 # --- cards ------------------------------------------------------------------------------------------------

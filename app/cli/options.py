@@ -340,6 +340,8 @@ class AttributionOptions:
     contrast: str | None
     counterfactual: tuple[str, ...]
     counterfactual_image: str | None
+    examples: str | None
+    others: str | None
     base_model: str | None
     method: str | None
     span: str | None
@@ -372,6 +374,7 @@ class AttributionOptions:
         base_model = loading.load(self.base_model) if self.base_model is not None else None
         model = loading.load()
         check_input(model, self.image)
+        model = asked_by_examples(model, self.image, self.examples, self.others)
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
         if answer is not None:
             from icebear.models.text.answer import nth_answer
@@ -396,6 +399,18 @@ def check_input(model: icebear.Model, image: str | None) -> None:
     if model.task.reads_text is bool(image):
         way = "an image; give --image" if not image else "a text; give a PROMPT"
         raise click.UsageError(f"The input of {model.name} is {way}.")
+
+
+def asked_by_examples(
+    model: icebear.Model, image: str | None, examples: str | None, others: str | None
+) -> icebear.Model:
+    """Return the model, asked by two folders of images if they are given. Raises `UsageError` for only one of them."""
+    if examples is None and others is None:
+        return model
+    if image is None or examples is None or others is None:
+        raise click.UsageError("--examples and --others are two folders of images that --image is compared with.")
+    with waiting("Reading the examples"):
+        return icebear.by_examples(model, examples, others)
 
 
 def answered(model: icebear.Model, prompt: Any, count: int) -> icebear.Answer:

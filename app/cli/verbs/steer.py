@@ -7,7 +7,15 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, PromptOptions, check_input, option, record, verb
+from icebear.app.cli.options import (
+    ModelOptions,
+    PromptOptions,
+    asked_by_examples,
+    check_input,
+    option,
+    record,
+    verb,
+)
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import waiting
 from icebear.app.cli.stores import store_if_any
@@ -18,6 +26,8 @@ from icebear.edits import parse_edits
 class Options:
     prompt: PromptOptions
     image: str | None = option("Image whose label is predicted, instead of PROMPT.")
+    examples: str | None
+    others: str | None
     edit: tuple[str, ...] = option(
         "Edit of a neuron: L29.ffn.860=-20 sets the activation, L29.ffn.860*0 multiplies it, L29.ffn.860+5 adds to it. "
         "L29.ffn.860=-20@last edits only at the last token. Give --edit several times for several edits.",
@@ -53,11 +63,12 @@ def steer(options: Options) -> None:
     prompt = options.prompt.read_or(options.image)
     model = options.model.load()
     check_input(model, options.image)
+    asked = asked_by_examples(model, options.image, options.examples, options.others)
     with store_if_any(options.store, model) as store:  # it knows max and std, for edits in those units
         statistic = store.neurons.statistic if store else None
-        result = compare(model, prompt, edits, options.max_new_tokens, statistic, options.temperature, options.seed)
+        result = compare(asked, prompt, edits, options.max_new_tokens, statistic, options.temperature, options.seed)
         with waiting("Measuring random edits"):
-            outcome = outcome_of_steering(model, prompt, edits, statistic)
+            outcome = outcome_of_steering(asked, prompt, edits, statistic)
     measured = outcome.to_dict()
     document = {**result.to_dict(), **{name: measured[name] for name in ("before", "after", "control")}}
     show(options.json, document, comparison_table(result), Text(outcome.control_text))
