@@ -13,12 +13,10 @@ from typing import Any
 from icebear.actmax.index.corpus import Corpus, Document, Seen
 from icebear.cache import sha256
 from icebear.errors import InputError, StoreError, need
+from icebear.models.image_examples import ENDINGS
 from icebear.paths import existing, local
 from icebear.records import IMAGES, Sentence
 from icebear.values import check_int, typed
-
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-"""Of the files that are read, in any case; other files of the folder are left out."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from markupsafe import Markup
 from icebear.actmax import page
 from icebear.actmax.card import LARGE, SILENT
 from icebear.actmax.crops import crops_of
-from icebear.actmax.index.image_corpus import ENDINGS
 from icebear.actmax.searching import headings, search, search_image
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.app.web import neuron_card
@@ -23,6 +22,7 @@ from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absence, ab
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words, padded, words_of
 from icebear.errors import InputError
+from icebear.models.image_examples import ENDINGS
 from icebear.records import Example, Hit, Neuron
 
 HITS = 50
