@@ -54,7 +54,7 @@ def attended(model: Model, store: Store, head: Neuron, k: int | None = None) -> 
     if model.task.stacks != 1:
         return examples
     read = readable(reading, ((number, e.sentence) for number, e in enumerate(examples) if e.relevance is None))
-    lacking, prompts = map(list, zip(*read, strict=True)) if read else ([], [])
+    lacking, prompts = [number for number, _ in read], [prompt for _, prompt in read]
     if model.task.is_causal:  # there is no attention to later tokens
         prompts = [ids[: examples[number].token + 1] for number, ids in zip(lacking, prompts, strict=True)]
     for part, batch in _read_together(model, prompts):

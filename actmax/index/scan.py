@@ -122,7 +122,8 @@ class _Reader:
         self.values = torch.full((2, count, starts), -torch.inf)  # by sentence; what cannot enter stays -inf
         self.tokens = torch.zeros(2, count, starts, dtype=torch.int16)
         self.statistics = {name: statistic.empty(starts) for name, statistic in STATISTICS.items()}
-        self.token_ids = reading.max_tokens and torch.zeros(count, reading.max_tokens, dtype=torch.int32)
+        length = reading.max_tokens
+        self.token_ids = None if length is None else torch.zeros(count, length, dtype=torch.int32)
         self.token_count = self.done = 0
 
     def read(self, identities: Sequence[int], together: ReadTogether) -> Tensor:
