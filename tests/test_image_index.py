@@ -7,12 +7,15 @@ import json
 import random
 import shutil
 
+import numpy
 import pytest
+import test_tasks
 import torch
 from appview import fine, set_up, text, visit
 from click.testing import CliRunner
 from PIL import Image
 from test_heads import slow_norms
+from test_images import KINDS
 from transformers import (
     BitImageProcessorPil,
     Dinov2Config,
@@ -49,6 +52,7 @@ from icebear.app.cli.main import main
 from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.edits import parse_edits
 from icebear.errors import InputError, StoreError, UnknownName
+from icebear.models.text.images import names, own_names
 from icebear.steering.outcome import outcome_of_steering
 
 RUN = CliRunner()
@@ -370,6 +374,39 @@ def test_a_folder_without_images_is_refused(tmp_path, folder):
     (tmp_path / "a.txt").touch()
     with pytest.raises(InputError, match=folder):
         read_images(tmp_path / folder)
+
+
+class Resizing:
+    """An image processor for a model of a test."""
+
+    def __init__(self, shape):
+        self.shape = shape
+
+    def __call__(self, images, return_tensors="pt", **how):
+        values = numpy.asarray(images.resize((self.shape[2], self.shape[1])), dtype=numpy.float32) / 255
+        return {"pixel_values": torch.from_numpy(values).permute(2, 0, 1)[None]}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_of_vision_model_is_indexed(name, some, tmp_path):
+    """Its own tokens never count; a model without any has its strongest patch at position 0, too."""
+    vision = test_tasks.make(name)
+    vision.processor = Resizing(test_tasks.prompt(vision).shape)
+    indexed(vision, some, tmp_path / "i.db")
+    begins, tokens = len(own_names(vision)), set()
+    with open_store(tmp_path / "i.db") as store:
+        for neuron in store.neurons.in_order():
+            tokens |= {e.token for side in "+-" for e in store.examples(neuron, side)}
+        assert min(tokens) == begins
+        assert store.facts.get("tokens") == 4 * (
+            len(names(vision, vision.encode([str(some / "0.png")]).pixels)) - begins
+        )
+        annotate(vision, store, [Neuron(0, "ffn", 1)], K)
+        for kind in ("patch", "relevance"):
+            card = describe(store, Neuron(0, "ffn", 1), vision, crop=kind)
+            assert all(crop.png for crops in card.crops.values() for crop in crops)
+        for example in describe(store, "L1.head.0", vision).examples["+"]:
+            assert sum(example.relevance) == pytest.approx(1, abs=1e-3)
 
 
 # --- a store of images and a model of texts, and the other way --------------------------------------------
