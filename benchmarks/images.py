@@ -143,7 +143,11 @@ def mask_of(about: dict[str, Any], image: Image.Image) -> Image.Image:
 
 
 def composites() -> Iterator[Case]:
-    """Yield each object on each background, at a random position."""
+    """Yield the objects on each background, at random positions."""
+    yield from sorted(_composites(), key=lambda case: list(DATA["backgrounds"]).index(case.group))
+
+
+def _composites() -> Iterator[Case]:
     for name, about in DATA["objects"].items():
         image = picture(DATA["pictures"][about["picture"]])
         mask = mask_of(about, image)
