@@ -143,7 +143,11 @@ def mask_of(about: dict[str, Any], image: Image.Image) -> Image.Image:
 
 
 def composites() -> Iterator[Case]:
-    """Yield each object on each background, at a random position."""
+    """Yield the objects on each background, at random positions."""
+    yield from sorted(_composites(), key=lambda case: list(DATA["backgrounds"]).index(case.group))
+
+
+def _composites() -> Iterator[Case]:
     for name, about in DATA["objects"].items():
         image = picture(DATA["pictures"][about["picture"]])
         mask = mask_of(about, image)
@@ -239,14 +243,15 @@ def deletion(model: Model, case: Case) -> Measure:
 
 
 def objects(model: Model, case: Case) -> Measure:
-    """Return a function that measures the share of positive scores inside the mask."""
+    """Return a function that measures the share of positive scores, and of the sum of all, inside the mask."""
     mask = case.mask
     assert mask is not None
 
     def measure(scores: Tensor) -> dict[str, Any]:
         positive = scores.double().clamp(min=0)
         inside = float((positive * mask).sum() / positive.sum()) if positive.any() else 0.0
-        return {"inside": inside, "area": float(mask.mean())}
+        net = float((scores.double() * mask).sum() / scores.double().sum())
+        return {"inside": inside, "net": net, "area": float(mask.mean())}
 
     return measure
 
@@ -310,7 +315,7 @@ def mean_and_error(values: Sequence[float], clusters: Sequence[str]) -> tuple[fl
 def measures_of(row: dict[str, Any]) -> dict[str, float]:
     """Return what a table has of a row."""
     if "inside" in row:
-        return {"inside": row["inside"], "area": row["area"]}
+        return {name: row[name] for name in ("inside", "area")}
     measures = {}
     for fill in FILLS:
         deleted = row["number"] - float(np.mean(row[fill]["deleted"]))

@@ -9,8 +9,7 @@ import torch
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 from PIL import Image, ImageDraw
-from test_images import folder as labelled_folder  # noqa: F401  a fixture
-from test_images import vit  # noqa: F401  a fixture
+from test_images import folder, vit  # noqa: F401  fixtures
 from transformers import (
     BitImageProcessorPil,
     Dinov2Config,
@@ -52,7 +51,7 @@ def saved(kind, where):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def animals(tmp_path_factory):
     """A small random DINOv2 without labels; ice and bears in folders, and one bear apart."""
     place = tmp_path_factory.mktemp("dinov2")
     saved("dinov2", place)
@@ -69,8 +68,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bare(folder):
-    return load_model(str(folder), dtype="float32", device="cpu")
+def bare(animals):
+    return load_model(str(animals), dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,16 +85,16 @@ def test_a_model_that_was_saved_without_labels_gives_the_features_of_its_encoder
     assert model.labels == {}
 
 
-def test_the_number_is_one_at_the_mean_of_the_examples_and_zero_at_that_of_the_others(folder, bare):
-    model = by_examples(bare, folder / "bears", folder / "ice")
-    bears, ice = ([str(folder / name / f"{n}.png") for n in range(3)] for name in ("bears", "ice"))
+def test_the_number_is_one_at_the_mean_of_the_examples_and_zero_at_that_of_the_others(animals, bare):
+    model = by_examples(bare, animals / "bears", animals / "ice")
+    bears, ice = ([str(animals / name / f"{n}.png") for n in range(3)] for name in ("bears", "ice"))
     number = lambda images: image_features(model, images)[:, 0].mean().item()  # noqa: E731
     assert number(bears) == pytest.approx(1, abs=1e-4)
     assert number(ice) == pytest.approx(0, abs=1e-4)
-    a, b, x = (image_features(bare, images).double() for images in (bears, ice, [str(folder / "bear.png")]))
+    a, b, x = (image_features(bare, images).double() for images in (bears, ice, [str(animals / "bear.png")]))
     a, b, x = a.mean(0), b.mean(0), x[0]
     projected = (x - b) @ (a - b) / (a - b).norm() ** 2
-    result = attribute(model, str(folder / "bear.png"))
+    result = attribute(model, str(animals / "bear.png"))
     assert result.target.logit == pytest.approx(projected.item(), abs=1e-4)
     assert result.target.text == "bears, not ice"
     assert result.target.probability is None
@@ -103,7 +102,7 @@ def test_the_number_is_one_at_the_mean_of_the_examples_and_zero_at_that_of_the_o
     assert len(patch_controls(model, result)) == 4
 
 
-def test_the_asked_model_shares_weights_and_leaves_the_other_alone(folder, bare):
+def test_the_asked_model_shares_weights_and_leaves_the_other_alone(animals, bare):
     model = by_examples(bare, [torch.randn(3, 32, 32)], [torch.zeros(3, 32, 32), torch.ones(3, 32, 32)])
     weights = [net.dinov2.layernorm.weight.data_ptr() for net in (model.net, bare.net)]
     assert weights[0] == weights[1]
@@ -113,9 +112,14 @@ def test_the_asked_model_shares_weights_and_leaves_the_other_alone(folder, bare)
         assert image_features(bare, [torch.zeros(3, 32, 32)]).shape == (1, 48)
 
 
-def test_without_labels_a_sentence_names_the_examples(folder, bare):
-    picture = str(folder / "bear.png")
-    for call in (lambda: attribute(bare, picture), lambda: bare.predict(picture)):
+def test_without_labels_a_sentence_names_the_examples(animals, bare):
+    picture = str(animals / "bear.png")
+    for call in (
+        lambda: attribute(bare, picture),
+        lambda: attribute(bare, picture, "ice"),
+        lambda: attribute(bare, picture, contrast=0),
+        lambda: bare.predict(picture),
+    ):
         with pytest.raises(InputError, match="--examples"):
             call()
     with pytest.raises(InputError):
@@ -123,17 +127,17 @@ def test_without_labels_a_sentence_names_the_examples(folder, bare):
     assert selftest(bare).verdict == "fine"
 
 
-def test_mistakes_with_examples(folder, bare, vit, labelled_folder, model):  # noqa: F811
-    bears = folder / "bears"
+def test_mistakes_with_examples(animals, bare, vit, model):  # noqa: F811
+    bears = animals / "bears"
     for arguments in (
         (vit, bears, bears),  # has labels
         (model, bears, bears),  # reads text
         (bare, bears, bears),  # the same
-        (bare, bears, folder / "empty"),
-        (bare, bears, folder / "bear.png"),
+        (bare, bears, animals / "empty"),
+        (bare, bears, animals / "bear.png"),
         (bare, bears, []),
         (bare, [str(bears / "notes.txt")], bears),
-        (bare, bears, folder / "nowhere"),
+        (bare, bears, animals / "nowhere"),
     ):
         with pytest.raises(InputError):
             by_examples(*arguments)
@@ -141,9 +145,9 @@ def test_mistakes_with_examples(folder, bare, vit, labelled_folder, model):  # n
         with_direction(bare, torch.ones(48), torch.ones(48), "nothing")
 
 
-def test_the_command_asks_by_two_folders(folder):
-    picture = ["explain", "--image", str(folder / "bear.png"), "--model", str(folder)]
-    words = [*picture, "--examples", str(folder / "bears"), "--others", str(folder / "ice")]
+def test_the_command_asks_by_two_folders(animals):
+    picture = ["explain", "--image", str(animals / "bear.png"), "--model", str(animals)]
+    words = [*picture, "--examples", str(animals / "bears"), "--others", str(animals / "ice")]
     result = CliRunner().invoke(main, [*words, "--json"])
     assert result.exit_code == 0, result.output
     output = json.loads(result.stdout)
@@ -195,10 +199,10 @@ def number_with_a_head_of(model, image, other, head):
 
 
 @pytest.mark.parametrize("kind", ["labels", "examples"])
-def test_heads_of_an_image_their_effects_and_what_they_read(kind, folder, bare, vit):  # noqa: F811
-    model = vit if kind == "labels" else by_examples(bare, folder / "bears", folder / "ice")
+def test_heads_of_an_image_their_effects_and_what_they_read(kind, animals, bare, vit):  # noqa: F811
+    model = vit if kind == "labels" else by_examples(bare, animals / "bears", animals / "ice")
     answers = ("ice", "bear") if kind == "labels" else (None, None)
-    picture = str(folder / "bear.png")
+    picture = str(animals / "bear.png")
     result = attribute(model, picture, *answers, counterfactual_image="grey", sites=("attn",))
     heads = image_heads(model, result)
     assert heads.heads

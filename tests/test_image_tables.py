@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import test_tasks
 import torch
-from test_image_examples import bare, folder  # noqa: F401  fixtures
+from test_image_examples import animals, bare  # noqa: F401  fixtures
 
 from benchmarks import images as tables
 from benchmarks.image_baselines import legrad, rollout
@@ -16,8 +16,8 @@ from icebear.models.text.counterfactual_images import counterfactual_image
 
 
 @pytest.fixture(scope="module")
-def model(folder, bare):  # noqa: F811
-    return by_examples(bare, folder / "bears", folder / "ice")
+def model(animals, bare):  # noqa: F811
+    return by_examples(bare, animals / "bears", animals / "ice")
 
 
 def test_errors_of_single_values_are_ordinary_and_equal_values_of_a_cluster_count_once():
