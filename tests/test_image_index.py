@@ -404,7 +404,8 @@ def test_each_kind_of_vision_model_is_indexed(name, some, tmp_path):
         annotate(vision, store, [Neuron(0, "ffn", 1)], K)
         for kind in ("patch", "relevance"):
             card = describe(store, Neuron(0, "ffn", 1), vision, crop=kind)
-            assert all(crop.png for crops in card.crops.values() for crop in crops)
+            shown = [crop for crops in card.crops.values() for crop in crops]
+            assert all(crop.png or (kind == "relevance" and "No patch" in crop.about) for crop in shown)
         for example in describe(store, "L1.head.0", vision).examples["+"]:
             assert sum(example.relevance) == pytest.approx(1, abs=1e-3)
 
@@ -505,7 +506,7 @@ def test_an_edit_of_the_planted_neuron_changes_the_answer(vit, photos):
     assert document["steered"]["first_token"] == label
 
 
-def test_a_model_without_labels_is_indexed_and_its_edits_are_measured_by_examples(photos, tmp_path):
+def test_a_model_without_labels_is_indexed_and_its_edits_are_measured_by_examples(photos, some, tmp_path):
     """Its cards have no words, and the number is the projection on the examples."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_ratio": 1}
@@ -521,12 +522,12 @@ def test_a_model_without_labels_is_indexed_and_its_edits_are_measured_by_example
         assert store.count("tokens") == 0
         assert describe(store, neuron).projection is describe(store, neuron, model).projection is None
         assert search_image(model, store, str(photos / "2.png")).images
-    asking = ["--examples", photos, "--others", photos / "deep"]
+    asking = ["--examples", photos / "deep", "--others", some]
     printed = run(
         "steer", "--image", photos / "red.png", *asking, "--edit", f"{neuron}+5", "--model", tmp_path, "--json"
     )
     document = json.loads(printed)
-    asked = by_examples(model, str(photos), str(photos / "deep"))
+    asked = by_examples(model, str(photos / "deep"), str(some))
     logit = asked.next_logits(str(photos / "red.png"))[0].item()
     assert document["before"] == pytest.approx(logit, abs=1e-5)
     assert document["after"] != document["before"]

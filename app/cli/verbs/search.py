@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, exactly_one, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, exactly_one, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_beside, store_or_shipped
 from icebear.points import Naming
@@ -16,9 +16,7 @@ from icebear.records import Hit
 @record
 class Options:
     text: str | None = argument(required=False)
-    image: str | None = option(
-        "Instead of TEXT: find neurons whose strongest images are like this image, in an index of images."
-    )
+    image: str | None
     top: int
     store: str
     json: bool
@@ -30,7 +28,8 @@ class Options:
 def search(options: Options) -> None:
     """Find neurons related to TEXT: by the sentences that activate a neuron, and by the tokens that it promotes.
 
-    With --image, compare the strongest images of each neuron with this one, by the features of the model.
+    With --image, find neurons of an index of images whose strongest images are like this one, by the features of the
+    model.
 
     Example:
       icebear search "Arctic ice" --store wiki.db --top 5

@@ -25,7 +25,7 @@ from icebear.edits import parse_edits
 @record
 class Options:
     prompt: PromptOptions
-    image: str | None = option("Image whose label is predicted, instead of PROMPT.")
+    image: str | None
     examples: str | None
     others: str | None
     edit: tuple[str, ...] = option(
@@ -63,12 +63,12 @@ def steer(options: Options) -> None:
     prompt = options.prompt.read_or(options.image)
     model = options.model.load()
     check_input(model, options.image)
-    asked = asked_by_examples(model, options.image, options.examples, options.others)
+    answering = asked_by_examples(model, options.image, options.examples, options.others)
     with store_if_any(options.store, model) as store:  # it knows max and std, for edits in those units
         statistic = store.neurons.statistic if store else None
-        result = compare(asked, prompt, edits, options.max_new_tokens, statistic, options.temperature, options.seed)
+        result = compare(answering, prompt, edits, options.max_new_tokens, statistic, options.temperature, options.seed)
         with waiting("Measuring random edits"):
-            outcome = outcome_of_steering(asked, prompt, edits, statistic)
+            outcome = outcome_of_steering(answering, prompt, edits, statistic)
     measured = outcome.to_dict()
     document = {**result.to_dict(), **{name: measured[name] for name in ("before", "after", "control")}}
     show(options.json, document, comparison_table(result), Text(outcome.control_text))
