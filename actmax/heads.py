@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from icebear.actmax.head_attention import MEASURED
-from icebear.actmax.index.reading import readable, reading_of
+from icebear.actmax.reading import readable, reading_of
 from icebear.concepts.passes.sites import eager
 from icebear.concepts.vocabulary.calibration import token_rows
 from icebear.db.example_tables import ATTENTION

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from icebear.actmax.index.corpus import Corpus, Document, read_corpus
 from icebear.actmax.index.head_norms import HeadNorms, head_means
-from icebear.actmax.index.reading import TEXTS_PER_PASS, counted_length
 from icebear.actmax.page import ExamplesBeside
+from icebear.actmax.reading import TEXTS_PER_PASS, counted_length
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.db.store import Store
 from icebear.errors import StoreError

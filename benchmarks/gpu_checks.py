@@ -23,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MixtralConfig, PreTrainedConfig
 
 from icebear import Model, attribute, steer
-from icebear.actmax.index.reading import TEXTS_PER_PASS
 from icebear.actmax.index.scan import Settings, scan_shard
+from icebear.actmax.reading import TEXTS_PER_PASS
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.passes.timing import seconds

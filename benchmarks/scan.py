@@ -26,9 +26,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from icebear import Model, Neuron, annotate, attribute, build_index, describe, load_model, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.index.annotation import attribute_neurons
-from icebear.actmax.index.reading import TEXTS_PER_PASS
 from icebear.actmax.index.scan import Settings, index_size, scan_shard, shards
 from icebear.actmax.index.top_activations import empty_summary, merge
+from icebear.actmax.reading import TEXTS_PER_PASS
 from icebear.records import Sentence
 
 

@@ -44,9 +44,9 @@ from icebear.actmax.index import build as index
 from icebear.actmax.index.activation_statistics import BIN_EDGES
 from icebear.actmax.index.annotation import attribute_neurons
 from icebear.actmax.index.parts import merge_parts, scan_part
-from icebear.actmax.index.reading import ImageReading
 from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
 from icebear.actmax.labels.sample import prepare_samples
+from icebear.actmax.reading import ImageReading
 from icebear.actmax.searching import search, search_image
 from icebear.app.cli.main import main
 from icebear.concepts.vocabulary.calibration import mean_activations

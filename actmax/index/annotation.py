@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from icebear.actmax.heads import attended
-from icebear.actmax.index.reading import readable, reading_of
+from icebear.actmax.reading import readable, reading_of
 from icebear.concepts.methods.attnlrp import ATTNLRP, VIT, AttnLRP
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.passes.inputs import Inputs

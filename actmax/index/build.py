@@ -16,7 +16,6 @@ from icebear.actmax.index.activation_statistics import STATISTICS
 from icebear.actmax.index.corpus import LONGEST, Corpus
 from icebear.actmax.index.head_norms import head_means
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
-from icebear.actmax.index.reading import reading_of
 from icebear.actmax.index.scan import (
     INDEXED,
     OnBatch,
@@ -29,6 +28,7 @@ from icebear.actmax.index.scan import (
     sums_up,
 )
 from icebear.actmax.index.top_activations import ScanSummary, empty_summary, merge
+from icebear.actmax.reading import reading_of
 from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError, need
 from icebear.models.model import Model

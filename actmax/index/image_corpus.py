@@ -12,9 +12,9 @@ from typing import Any
 
 from icebear.actmax.index.corpus import Corpus, Document, Seen
 from icebear.cache import sha256
-from icebear.errors import InputError, StoreError, need
+from icebear.errors import InputError, need
 from icebear.models.image_examples import ENDINGS
-from icebear.paths import existing, local
+from icebear.paths import local
 from icebear.records import IMAGES, Sentence
 from icebear.values import check_int, typed
 
@@ -95,22 +95,3 @@ def _digest(path: Path) -> str:
         return sha256(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); check the file, or take it away.") from None
-
-
-def image_file(folder: str | Path, image: Sentence) -> Path:
-    """Return the file of an image of an index.
-
-    Raises `StoreError` if the file is missing, or is not the one that was indexed. The digest decides, so that a store
-    of others can show only files that its maker has.
-    """
-    path = Path(folder, *image.text.split("/"))
-    again = "put the image back, or name the folder that has it with icebear index --images FOLDER"
-    try:
-        digest = sha256(existing(path, StoreError))
-    except FileNotFoundError:
-        raise StoreError(f"The image {path} is missing; {again}.") from None
-    except (OSError, InputError) as error:
-        raise StoreError(f"The image {path} cannot be read ({error}); {again}.") from None
-    if digest != image.title:
-        raise StoreError(f"The image {path} has changed since it was indexed; {again}.")
-    return path

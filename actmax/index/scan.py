@@ -12,8 +12,8 @@ from torch import Tensor
 
 from icebear.actmax.index.activation_statistics import STATISTICS, LayerActivations
 from icebear.actmax.index.head_norms import HeadNorms, head_means
-from icebear.actmax.index.reading import Reading, ReadTogether, TextReading
 from icebear.actmax.index.top_activations import ScanSummary, strongest
+from icebear.actmax.reading import Reading, ReadTogether, TextReading
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.errors import InputError
 from icebear.models.batch import Batch

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.actmax.index.reading import counted_length
+from icebear.actmax.reading import counted_length
 from icebear.concepts.passes.run import first_layers
 from icebear.concepts.passes.sites import by_site_layer, eager, hooks
 from icebear.db.store import Store

@@ -11,12 +11,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from icebear.actmax.index.image_corpus import image_file
+from icebear.cache import sha256
 from icebear.errors import InputError, StoreError
 from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.text.images import encode_pixels, names, own_names, read_picture
 from icebear.models.text.prompts import PromptLike
+from icebear.paths import existing
 from icebear.records import IMAGES, Sentence
 
 log = logging.getLogger("icebear")
@@ -153,6 +154,25 @@ def reading_of(model: Model, facts: Mapping[str, Any]) -> Reading:
     if facts.get("input") == IMAGES:
         return ImageReading(model, facts["corpus"])
     return TextReading(model, facts["max_tokens"])
+
+
+def image_file(folder: str | Path, image: Sentence) -> Path:
+    """Return the file of an image of an index.
+
+    Raises `StoreError` if the file is missing, or is not the one that was indexed. The digest decides, so that a store
+    of others can show only files that its maker has.
+    """
+    path = Path(folder, *image.text.split("/"))
+    again = "put the image back, or name the folder that has it with icebear index --images FOLDER"
+    try:
+        digest = sha256(existing(path, StoreError))
+    except FileNotFoundError:
+        raise StoreError(f"The image {path} is missing; {again}.") from None
+    except (OSError, InputError) as error:
+        raise StoreError(f"The image {path} cannot be read ({error}); {again}.") from None
+    if digest != image.title:
+        raise StoreError(f"The image {path} has changed since it was indexed; {again}.")
+    return path
 
 
 def counted_length(ids: Sequence[int], special: set[int]) -> int:
