@@ -28,7 +28,7 @@ AROUND = 2
 LEAST = 3
 """The smallest square of relevance, in patches."""
 HALF = 0.5
-DARK = 0.35
+DARK = 0.5
 """The brightness of patches without relevance."""
 SIDE = 168
 """Pixels of a crop's side."""
