@@ -44,7 +44,7 @@ BY = {
     "weights": "By the weights alone: neurons with an output similar to the words",
 }
 """`Hit.by` of a search by words -> the heading."""
-NO_NEURON_LIKE = "No neuron of this index has strongest images that are more like this one than by chance."
+NO_NEURON_LIKE = "No neuron of this index has strongest images that are more like this one than random images are."
 NO_NEURON = (
     "No neuron of this index has the words in its strongest sentences, or sentences or an output similar to them."
 )
@@ -99,25 +99,39 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
 
 @reads
 def by_image(store: Tables, vector: np.ndarray, k: int = 20) -> list[Hit]:
-    """Return the k neurons, heads and polarities whose strongest images are most like an image, if they are more like
-    it than those of any neuron are like 95 % of random images: directions with the covariance of the index's images.
+    """Return the k neurons, heads and polarities whose strongest images are most like an image: the cosine of their
+    mean vector with it. It is larger than of any of as many random sets of the index's images.
 
-    vector: (D,) of the image, as `Tables.sentence_vectors` has them.
+    vector: (D,) of the image, as `Tables.sentence_vectors` has them. Neurons with fewer examples than others are left
+    out.
     """
     k = check_int(k, "The number of neurons")
     store.facts.get("finished")
-    standardized = store.vectors.standardized
-    random = random_rows(standardized(store.sentence_vectors()[1].astype(np.float32)))
-    least = float(np.percentile([store.vectors.z("examples", row).max() for row in random], ABOVE))
-    z = store.vectors.z("examples", standardized(vector[None].astype(np.float32))[0])
-    sides = np.argsort(-z, kind="stable")[:k].tolist()
-    names = store.neurons.of({side // 2 for side in sides if z[side] > least})
+    totals, size = store.example_tables.totals(2 * store.count("neurons")), int(store.facts.get("k"))
+    query = vectors.unit(store.vectors.standardized(vector[None].astype(np.float32)))[0]
+    rows = store.vectors.standardized(store.sentence_vectors()[1].astype(np.float32))
+    least = _largest_of_random_sets(rows, query, int((totals == size).sum()), size)
+    index = store.vectors.get("examples")
+    ids, cosines = vectors.products(index, query, index.ntotal)
+    sides = [(side, cosine) for side, cosine in zip(ids.tolist(), cosines.tolist(), strict=True) if cosine > least]
+    sides = [(side, cosine) for side, cosine in sides if totals[side] == size][:k]
+    names = store.neurons.of({side // 2 for side, _ in sides})
 
-    def hit(side: int) -> Hit:
-        why = f"its images are like this one (z {z[side]:.1f}; {ABOVE} % of random images stay below {least:.1f})"
-        return Hit(names[side // 2], POLARITIES[side % 2], float(z[side]), (why,), "image")
+    def hit(side: int, cosine: float) -> Hit:
+        why = f"its images are like this one (cosine {cosine:.2f}; random images at most {least:.2f})"
+        return Hit(names[side // 2], POLARITIES[side % 2], cosine, (why,), "image")
 
-    return [hit(side) for side in sides if z[side] > least]
+    return [hit(*row) for row in sides]
+
+
+def _largest_of_random_sets(rows: np.ndarray, query: np.ndarray, count: int, size: int, seed: int = 0) -> float:
+    """Return the largest cosine with a query (D,) of the means of random sets of rows (N, D)."""
+    generator, largest = np.random.default_rng(seed), 0.0
+    for start in range(0, count, vectors.BLOCK):
+        drawn = generator.integers(len(rows), size=(size, min(vectors.BLOCK, count - start)))
+        means = vectors.unit(sum(rows[numbers] for numbers in drawn))
+        largest = max(largest, float((means @ query).max()))
+    return largest
 
 
 @reads

@@ -476,6 +476,26 @@ def test_the_planted_neuron_is_on_its_card_in_the_search_and_in_the_answer(vit, 
     assert result.images[0][1] > result.images[1][1]
 
 
+def test_a_search_has_the_neurons_whose_images_are_most_like_an_image(vit, photos, store):
+    """By hand: mean vectors of the examples of each side, against the vector of the image; none is left out above the
+    largest of the random sets, and all are above it."""
+    ids, vectors = store.sentence_vectors()
+    rows = dict(zip(ids.tolist(), torch.tensor(store.vectors.standardized(vectors.astype("float32"))), strict=True))
+    image = next(image for image in store.sentences.starting_at(0) if image.text == "red.png")
+    cosines = {}
+    for neuron in store.neurons.in_order():
+        for side in "+-":
+            examples = store.examples(neuron, side)
+            if len(examples) == K:
+                mean = torch.stack([rows[e.sentence.id] for e in examples]).mean(0)
+                cosines[neuron, side] = torch.cosine_similarity(mean, rows[image.id], dim=0).item()
+    hits = search_image(vit, store, str(photos / "red.png"), 1000).hits
+    for hit in hits:
+        assert hit.score == pytest.approx(cosines[hit.neuron, hit.polarity], abs=3e-3)
+    ordered = sorted(cosines.values(), reverse=True)
+    assert [hit.score for hit in hits] == pytest.approx(ordered[: len(hits)], abs=3e-3)
+
+
 def test_an_edit_of_the_planted_neuron_changes_the_answer(vit, photos):
     """The number before and after is that of the network itself, with the neuron's activation multiplied by hand."""
     path = str(photos / "red.png")
