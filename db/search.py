@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from statistics import NormalDist
 from typing import Any
 
@@ -129,7 +130,7 @@ def _largest_of_random_sets(rows: np.ndarray, query: np.ndarray, count: int, siz
     generator, largest = np.random.default_rng(seed), 0.0
     for start in range(0, count, vectors.BLOCK):
         drawn = generator.integers(len(rows), size=(size, min(vectors.BLOCK, count - start)))
-        means = vectors.unit(sum(rows[numbers] for numbers in drawn))
+        means = vectors.unit(reduce(np.add, (rows[numbers] for numbers in drawn)))
         largest = max(largest, float((means @ query).max()))
     return largest
 
