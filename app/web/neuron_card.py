@@ -370,8 +370,9 @@ def _switched_off(card: Card) -> str:
     """Return the command that shows what the labels of the neuron's first image are without it."""
     strongest = next((row for rows in card.examples.values() for row in rows), None)
     image = str(Path(card.made_with["index"]["corpus"], strongest.sentence.text)) if strongest else "IMAGE"
-    words = ["icebear", "steer", "--image", image, "--edit", f"{card.neuron}*0", "--model", served.model_name()]
-    return shlex.join(words)
+    asking = [] if jobs.model().labels else ["--examples", "FOLDER", "--others", "FOLDER"]
+    edit = ["--edit", f"{card.neuron}*0", "--model", served.model_name()]
+    return shlex.join(["icebear", "steer", "--image", image, *asking, *edit])
 
 
 def _actions(card: Card) -> None:
