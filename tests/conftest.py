@@ -205,7 +205,7 @@ def chromium():
 
 @functools.wraps(build_index)
 def build_small(model, corpus, store, **options):
-    """In the place of `build_index`: the same 20 summaries for all texts, four examples a side, and few random draws."""
+    """In the place of `build_index`: the same 20 summaries for all texts, four examples a side, few random draws."""
     with pytest.MonkeyPatch.context() as patch:
         few(patch)
         patch.setattr(search, "CHANCE_NEURONS", 4)
