@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from icebear import values
 from icebear.actmax.head_attention import HeadAttention, attended_piece, of_each_attended
-from icebear.actmax.page import Card, ExamplesBeside
+from icebear.actmax.page import CROPS, Card, Crop, ExamplesBeside
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.db.store import Store
 from icebear.errors import StoreError
@@ -34,6 +34,7 @@ def describe(
     search_vectors: bool | None = None,
     effect_sentences: int = EFFECT_SENTENCES,
     beside: Store | None = None,
+    crop: str = "patch",
 ) -> Card:
     """Describe a neuron or an attention head of an index.
 
@@ -55,6 +56,9 @@ def describe(
         The number of examples of each polarity where effects are measured; 0 leaves them out.
     beside : Store, optional
         Another index of the same model, whose examples are shown too.
+    crop : str
+        Of an index of images, with a model: which part of an image is shown, ``patch`` or ``relevance``
+        (`icebear.actmax.crops.CROPS`); the relevance is that of `annotate`.
 
     Returns
     -------
@@ -82,19 +86,20 @@ def describe(
     attends_to: Counter[str] = Counter()
     if neuron.site == "head":
         rows = _attended(model, store, neuron) if model else examples["+"]
-        attends_to.update(filter(None, map(attended_piece, rows)))
-        examples["+"] = of_each_attended(rows)
+        if not store.is_of_images:  # patches of different images have the same names
+            attends_to.update(filter(None, map(attended_piece, rows)))
+        examples["+"] = rows if store.is_of_images else of_each_attended(rows)
     vocabulary, effects = _of_model(model, store, neuron, k, examples, effect_sentences) if model else ([], {})
-    if search_vectors and not model and neuron.site not in SILENT:
+    if search_vectors and not model and neuron.site not in SILENT and store.count("tokens"):
         vocabulary = [store.vocabulary(neuron, k)]
-    made_with = store.made_with()
-    projection, other = (*(replace(shown, std=statistics.std) for shown in vocabulary), None, None)[:2]
+    made_with, shown = store.made_with(), {polarity: rows[:k] for polarity, rows in examples.items()}
+    projection, other = (*(replace(words, std=statistics.std) for words in vocabulary), None, None)[:2]
     return Card(
         neuron,
         projection,
         other,
         effects,
-        {polarity: rows[:k] for polarity, rows in examples.items()},
+        shown,
         statistics,
         meanings,
         {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
@@ -104,6 +109,8 @@ def describe(
         HeadAttention.of(store, neuron) if neuron.site == "head" else None,
         dict(attends_to.most_common()),
         _beside(beside, neuron, k) if beside else (),
+        _crops(model, store, shown, crop) if model and store.is_of_images else {},
+        values.one_of(crop, "crop", CROPS),
     )
 
 
@@ -115,6 +122,12 @@ def _beside(store: Store, neuron: Neuron, k: int) -> tuple[ExamplesBeside, ...]:
     except StoreError:
         return ()
     return (ExamplesBeside(store_name(store), examples),) if examples else ()
+
+
+def _crops(model: Model, store: Store, examples: dict[str, list[Example]], kind: str) -> dict[str, list[Crop]]:
+    from icebear.actmax.crops import crops_of
+
+    return {polarity: crops_of(model, store, rows, kind) for polarity, rows in examples.items()}
 
 
 def _attended(model: Model, store: Store, head: Neuron) -> list[Example]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from icebear.actmax.head_attention import MEASURED
+from icebear.actmax.reading import readable, reading_of
 from icebear.concepts.passes.sites import eager
 from icebear.concepts.vocabulary.calibration import token_rows
 from icebear.db.example_tables import ATTENTION
 from icebear.db.store import Store
 from icebear.errors import StoreError
+from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.records import Example, Neuron
 
@@ -31,10 +34,10 @@ is named in one of 20 measurements."""
 
 
 @torch.no_grad()
-def attention_maps(model: Model, rows: Sequence[list[int]]) -> dict[int, Tensor]:
-    """Return layer -> the attention weights (B, H, T, T) of texts that share a pass; none for a model that does not
-    return them. Row i of a map has the weights of the token i over the tokens it attends to."""
-    inputs, options = model.inputs(model.read(rows)), {"use_cache": False} if model.task.generates else {}
+def attention_maps(model: Model, batch: Batch) -> dict[int, Tensor]:
+    """Return layer -> the attention weights (B, H, T, T) of texts or images that share a pass; none for a model that
+    does not return them. Row i of a map has the weights of the token i over the tokens it attends to."""
+    inputs, options = model.inputs(batch), {"use_cache": False} if model.task.generates else {}
     with model.lock, eager(model):
         maps = model.net.base_model(**inputs, output_attentions=True, **options).attentions or ()  # no logits
     layers = model.layers_with("attn")
@@ -46,19 +49,19 @@ def attention_maps(model: Model, rows: Sequence[list[int]]) -> dict[int, Tensor]
 
 def attended(model: Model, store: Store, head: Neuron, k: int | None = None) -> list[Example]:
     """Return the first k examples (by default all) of a head with its attention at their tokens, and save it if the
-    store can be written."""
-    examples, limit = store.examples(head, "+", k), store.facts.get("max_tokens")
+    store can be written. An image that is missing or has changed has none."""
+    examples, reading = store.examples(head, "+", k), reading_of(model, store.facts.all())
     if model.task.stacks != 1:
         return examples
-    lacking = [number for number, example in enumerate(examples) if example.relevance is None]
-    rows = [model.token_ids(examples[number].sentence.text, limit) for number in lacking]
+    read = readable(reading, ((number, e.sentence) for number, e in enumerate(examples) if e.relevance is None))
+    lacking, prompts = [number for number, _ in read], [prompt for _, prompt in read]
     if model.task.is_causal:  # there is no attention to later tokens
-        rows = [ids[: examples[number].token + 1] for number, ids in zip(lacking, rows, strict=True)]
-    for part in model.batches(list(map(len, rows)), PASS_ROWS):
-        maps = attention_maps(model, [rows[at] for at in part])
+        prompts = [ids[: examples[number].token + 1] for number, ids in zip(lacking, prompts, strict=True)]
+    for part, batch in _read_together(model, prompts):
+        maps = attention_maps(model, batch)
         for row, at in enumerate(part if head.layer in maps else ()):
             example = examples[lacking[at]]
-            weights = maps[head.layer][row, head.index, example.token, : len(rows[at])]
+            weights = maps[head.layer][row, head.index, example.token, : batch.lengths[row]]
             later = (0.0,) * (len(example.sentence.tokens) - len(weights))
             examples[lacking[at]] = replace(example, relevance=(*weights.tolist(), *later))
     with suppress(StoreError):
@@ -67,6 +70,15 @@ def attended(model: Model, store: Store, head: Neuron, k: int | None = None) -> 
             ATTENTION, [(head, "+", e.sentence.id, list(e.relevance), dict[str, float]()) for e in new if e.relevance]
         )
     return examples
+
+
+def _read_together(model: Model, prompts: Sequence[Any]) -> Iterator[tuple[list[int], Batch]]:
+    """Yield which prompts, token ids or pixels, share a pass, and their batch."""
+    if not model.task.reads_text:
+        yield from (([at], model.encode([pixels])) for at, pixels in enumerate(prompts))
+        return
+    for part in model.batches(list(map(len, prompts)), PASS_ROWS):
+        yield part, model.read([prompts[at] for at in part])
 
 
 def ensure_heads(model: Model, store: Store) -> None:
@@ -141,7 +153,8 @@ def induction_shares(repeated: Tensor, plain: Tensor) -> tuple[Tensor, float]:
 
 def _stacked(model: Model, rows: Sequence[list[int]]) -> Tensor:
     """Return the attention (L, B, H, T, T); zeros for layers without attention, nothing without maps."""
-    parts = [attention_maps(model, rows[start : start + PASS_ROWS]) for start in range(0, len(rows), PASS_ROWS)]
+    batches = (model.read(rows[start : start + PASS_ROWS]) for start in range(0, len(rows), PASS_ROWS))
+    parts = [attention_maps(model, batch) for batch in batches]
     maps = {layer: torch.cat([part[layer] for part in parts]) for layer in parts[0]}
     if not maps:
         return torch.zeros(0)

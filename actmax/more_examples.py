@@ -17,8 +17,8 @@ from torch import Tensor
 
 from icebear.actmax.index.corpus import Corpus, Document, read_corpus
 from icebear.actmax.index.head_norms import HeadNorms, head_means
-from icebear.actmax.index.scan import BATCH, counted_length
 from icebear.actmax.page import ExamplesBeside
+from icebear.actmax.reading import TEXTS_PER_PASS, counted_length
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.db.store import Store
 from icebear.errors import StoreError
@@ -83,7 +83,7 @@ def more_examples(
     Raises
     ------
     StoreError
-        If the index is of another model, or its corpus is not at hand any more.
+        If the index is of another model or of images, or its corpus is not at hand any more.
     InputError
         If the index has no such neuron.
     """
@@ -91,6 +91,7 @@ def more_examples(
     begun = begin or MoreExamples({}, 0, corpus)
     check_int(k, "The number of examples")
     store.check(model.fingerprint, model.name)
+    store.check_texts("More sentences are read from a corpus of texts")
     store.neurons.id(neuron)
     polarities = POLARITIES[:1] if neuron.site == "head" else POLARITIES
     stop = begun.sentences + check_int(sentences, "The number of sentences")
@@ -151,7 +152,7 @@ def _activations(
     lengths = [counted_length(row, model.special_ids()) for row in ids]
     order = sorted((index for index, length in enumerate(lengths) if length > 1), key=lambda index: len(ids[index]))
     site, of_neuron, done = neuron_site(neuron.site), _reading(model, neuron), 0
-    for batch in model.batches([len(ids[index]) for index in order], BATCH):
+    for batch in model.batches([len(ids[index]) for index in order], TEXTS_PER_PASS):
         numbers, seen = [order[number] for number in batch], []
         with model.lock, hooks(model, [(site, neuron.layer)], lambda site, layer, x: seen.append(of_neuron(x))):  # noqa: B023
             model.final_stream(model.read([ids[index] for index in numbers]))

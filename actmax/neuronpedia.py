@@ -39,6 +39,7 @@ def export_dashboards(
     sources and files there are. Raises `StoreError` if the scan is not finished or is not by activation, or for a
     neuron that the index lacks, `InputError` for a head, or if the folder is not new.
     """
+    store.check_texts("Dashboards of Neuronpedia have sentences")
     name, wanted = model_id(store.facts.get("model")), neurons_of(store, neurons)
     done, sources, files = 0, set(), 0
     with new_folder(folder) as part:

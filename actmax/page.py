@@ -21,6 +21,7 @@ from icebear.convert import Tabled
 from icebear.records import (
     FEW_WORDS,
     HISTOGRAM_EDGES,
+    IMAGES,
     POLARITIES,
     Example,
     Meaning,
@@ -43,7 +44,6 @@ ALIKE = 0.5
 """Effects of a smaller mean correlation change from sentence to sentence."""
 WRITES = "What the neuron writes at its maximally activating sentences"
 HEAD_WRITES = "What the head writes in the sentences in which it writes most"
-HEAD_HEADING = "Sentences in which it writes most"
 HEAD_MARKS = "Underlined: the token where it writes; the number is the norm of what it writes there, less its mean."
 HEAD_SENTENCES = "Each sentence is the one in which it writes most, for one token that it attends to."
 HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
@@ -57,6 +57,25 @@ class ExamplesBeside:
     """What was read, such as "4,000 summaries, shipped with icebear"."""
     examples: dict[str, list[Example]]
     """polarity -> examples, largest first."""
+
+
+CROPS = {
+    "patch": "Each crop shows the patch (outlined) with the patches around it.",
+    "relevance": "Each crop is the smallest square with half of the relevance of the activation (of a head: of its "
+    "attention). Patches with less are darker. Outlined: the patch.",
+}
+"""The kinds of crops of an index of images."""
+NO_CROP = "The crop needs the model."
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A crop of an image (`icebear.actmax.crops`)."""
+
+    png: str
+    """A PNG file in base64; empty if there is none."""
+    about: str
+    """What share of the relevance it shows, or why there is no crop."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,6 +110,15 @@ class Card(SavedResult, Tabled):
     """Of a head, the tokens that it attends to most in all its sentences -> in how many; the most frequent first."""
     beside: tuple[ExamplesBeside, ...] = ()
     """Other examples, which are shown beside those of the index."""
+    crops: dict[str, list[Crop]] = field(default_factory=dict)
+    """polarity -> a crop for each example, of an index of images; empty without a model."""
+    crop: str = "patch"
+    """The kind of the crops (`CROPS`)."""
+
+    @property
+    def is_of_images(self) -> bool:
+        """Whether the examples are images, and their tokens patches."""
+        return self.made_with["index"].get("input") == IMAGES
 
     @property
     def index_name(self) -> str:
@@ -142,7 +170,7 @@ class Card(SavedResult, Tabled):
         """The head's strongest sentence, up to where it writes, and the edit that gives it its value in the next one;
         None for a neuron, and without two sentences."""
         prompts = dict.fromkeys("".join(e.sentence.tokens[: e.token + 1]) for e in self.examples.get("+", ()))
-        if not self.is_head or len(prompts) < 2:
+        if not self.is_head or self.is_of_images or len(prompts) < 2:
             return None
         prompt, source = list(prompts)[:2]
         return prompt, f"{self.neuron}<-{json.dumps(source, ensure_ascii=False)}@last"
@@ -170,9 +198,7 @@ class Card(SavedResult, Tabled):
                 "neuron": str(self.neuron),
                 "polarity": polarity,
                 "activation": example.activation,
-                "token": example.token_text,
-                "text": example.sentence.text,
-                "title": example.sentence.title,
+                **self._columns(example),
                 **({"attends_to": attended_text(example)} if self.is_head else {}),
                 **({"index": index} if self.beside else {}),
             }
@@ -180,6 +206,12 @@ class Card(SavedResult, Tabled):
             for example in examples
         ]
         return pandas.DataFrame(rows)
+
+    def _columns(self, example: Example) -> dict[str, str]:
+        """Return an example as columns of a table."""
+        names = ("patch", "file", "sha256") if self.is_of_images else ("token", "text", "title")
+        sentence = example.sentence
+        return dict(zip(names, (example.token_text, sentence.text, sentence.title), strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -192,9 +224,7 @@ class Card(SavedResult, Tabled):
             "vocabulary": self.projection and self.projection.to_dict(),
             "other_lens": self.other and self.other.to_dict(),
             "writes": {polarity: effects.to_dict() for polarity, effects in self.writes.items()},
-            "examples": {
-                polarity: [_example(row, self.is_head) for row in rows] for polarity, rows in self.examples.items()
-            },
+            "examples": {polarity: list(map(self._example, rows)) for polarity, rows in self.examples.items()},
             **({"beside": [self._beside(other) for other in self.beside]} if self.beside else {}),
             **(
                 {
@@ -206,6 +236,10 @@ class Card(SavedResult, Tabled):
                 else {}
             ),
         }
+
+    def _example(self, example: Example) -> dict[str, Any]:
+        row = _example(example, self.is_head)
+        return {**row, **self._columns(example)} if self.is_of_images else row
 
     def _beside(self, other: ExamplesBeside) -> dict[str, Any]:
         examples = {
@@ -226,7 +260,10 @@ def head_tokens(example: Example) -> str:
 
 
 def head_marks(card: Card) -> str:
-    """Return which sentences of a head are shown, and what the marks in them are; empty for a neuron."""
+    """Return which sentences of a head are shown, and what the marks in them are; of images, what the crops are; empty
+    for a neuron of texts."""
+    if card.is_of_images:
+        return CROPS[card.crop]
     attended = f"{attended_line(card)} {HEAD_MARKS} {HEAD_COLORS}" if card.attends_to else HEAD_MARKS
     return attended if card.is_head else ""
 
@@ -254,9 +291,10 @@ def _example(example: Example, of_head: bool) -> dict[str, Any]:
 
 def heading(card: Card, polarity: str) -> str:
     """Return the heading of the examples at a polarity."""
+    what = IMAGES if card.is_of_images else "sentences"
     if card.is_head:
-        return HEAD_HEADING
-    return f"Strongest {'positive' if polarity == '+' else 'negative'} sentences"
+        return f"{what.capitalize()} in which it writes most"
+    return f"Strongest {'positive' if polarity == '+' else 'negative'} {what}"
 
 
 def card_fragment(card: Card) -> Markup:
@@ -269,6 +307,7 @@ def card_fragment(card: Card) -> Markup:
         marks=head_marks(card),
         meaning=meaning_html,
         examples=partial(examples_html, of_head=card.is_head),
+        images=partial(images_html, of_head=card.is_head),
         histogram=histogram_html(card.statistics.histogram),
         writes=writes_html(card),
         vocabulary=projections_html(card.projections),
@@ -282,9 +321,10 @@ def statistics_line(card: Card) -> str:
             f"norm of what it writes, less its mean: mean {statistics.mean:.3f}, std {statistics.std:.3f}, maximum "
             f"{statistics.max:.2f}{token_count_note(card)}"
         )
+    tokens = "patches" if card.is_of_images else "tokens"
     return (
         f"mean {statistics.mean:+.3f}, std {statistics.std:.3f}, positive on {statistics.positive:.0%} of "
-        f"the tokens{token_count_note(card)}; minimum {statistics.min:+.2f}, maximum {statistics.max:+.2f}"
+        f"the {tokens}{token_count_note(card)}; minimum {statistics.min:+.2f}, maximum {statistics.max:+.2f}"
     )
 
 
@@ -315,6 +355,21 @@ def examples_html(rows: Sequence[Example], effects: Sequence[SentenceEffects] = 
     texts = [head_tokens(row) if of_head else "" for row in rows]
     shown = list(zip_longest(rows, texts, effects[: len(rows)]))
     return render("icebear.actmax/examples.html", examples=shown, effect_text=effect_text, of_head=of_head)
+
+
+def images_html(examples: Sequence[Example], crops: Sequence[Crop], of_head: bool = False) -> Markup:
+    """Return images: the crop, the value, the patch and the file of each."""
+    rows, tokens = list(zip_longest(examples, crops)), partial(patches_text, of_head=of_head)
+    return render("icebear.actmax/images.html", rows=rows, tokens=tokens, of_head=of_head, no_crop=NO_CROP)
+
+
+def patches_text(example: Example, of_head: bool) -> str:
+    """Return the patch of an example as row,column, and the one that a head attends to most, if that is measured."""
+    attended = attended_token(example) if of_head else None
+    if attended is None:
+        return example.token_text
+    share = (example.relevance or ())[attended]
+    return f"{example.token_text}, attends to {example.sentence.tokens[attended]} ({share:.2f})"
 
 
 def writes_title(card: Card) -> str:

@@ -23,7 +23,8 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MixtralConfig, PreTrainedConfig
 
 from icebear import Model, attribute, steer
-from icebear.actmax.index.scan import BATCH, Settings, scan_shard
+from icebear.actmax.index.scan import Settings, scan_shard
+from icebear.actmax.reading import TEXTS_PER_PASS
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.passes.timing import seconds
@@ -279,7 +280,9 @@ def passes(model: Model) -> dict[str, Callable[[], object]]:
             attribute, model, ids, TARGET, contrast=CONTRAST, counterfactual=counterfactual(ids)
         ),
         "stages": partial(stages, model, ids, TARGET, CONTRAST, counterfactual(ids)),
-        f"scan of {BATCH} rows": partial(scan_shard, model, sentences(BATCH), Settings(k=8, sites=("ffn",))),
+        f"scan of {TEXTS_PER_PASS} rows": partial(
+            scan_shard, model, sentences(TEXTS_PER_PASS), Settings(k=8, sites=("ffn",))
+        ),
     }
 
 
@@ -385,8 +388,8 @@ def scan_speed(model: Model, device: str) -> Iterator[dict[str, Any]]:
 
     def bare() -> None:
         with torch.no_grad():
-            for start in range(0, len(ids), BATCH):
-                model.final_stream(model.read(ids[start : start + BATCH]))
+            for start in range(0, len(ids), TEXTS_PER_PASS):
+                model.final_stream(model.read(ids[start : start + TEXTS_PER_PASS]))
 
     cases = {"forward": bare, "scan": partial(scan_shard, model, rows, Settings(k=8, sites=("ffn",)))}
     measured = ratios(cases, device, quick=True)

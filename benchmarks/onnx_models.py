@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
-from onnx.numpy_helper import to_array
 from torch import Tensor
 from transformers import (
     DistilBertConfig,
@@ -25,6 +23,7 @@ from transformers import (
 
 from icebear.errors import ModelError
 from icebear.models.loading.conversion import CONVERSIONS, fetch
+from icebear.models.loading.onnx_files import onnx_weights
 from icebear.models.loading.presets import Preset
 
 TITLER_T5 = Preset(
@@ -91,33 +90,6 @@ def distilbert_tagger(parts: Sequence[Path], folder: Path, preset: Preset) -> No
         net = DistilBertForTokenClassification(config)
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "mask", "unk", "pad")}
     _save(net, onnx_weights(graph), tokenizer, folder, preset, **names)
-
-
-def onnx_weights(path: Path) -> dict[str, Tensor]:
-    """Return the dequantized float32 weights of an ONNX graph that was exported from PyTorch, by parameter name.
-
-    A matrix has no name in the graph and is transposed; it gets the name of the multiplication that uses it.
-    """
-    graph = onnx.load(str(path)).graph
-    stored = {tensor.name: torch.tensor(to_array(tensor)) for tensor in graph.initializer}
-    node_of = {output: node for node in graph.node for output in node.output}
-    matrices = {}
-    for node in graph.node:
-        if node.op_type in ("MatMul", "MatMulInteger"):
-            source = node_of.get(node.input[1])  # a matrix itself, or one that is dequantized
-            matrix = source.input[0] if source is not None and source.op_type == "DequantizeLinear" else node.input[1]
-            matrices[matrix] = node.name[1:].rpartition("/")[0].replace("/", ".") + ".weight"
-    weights = {}
-    for name, value in stored.items():
-        plain = name.removesuffix("_quantized")
-        if plain != name:
-            zero, scale = stored[f"{plain}_zero_point"], stored[f"{plain}_scale"]
-            value = (value.float() - zero.float()) * scale
-        if name in matrices:
-            weights[matrices[name]] = value.T.contiguous()
-        elif not name.endswith(("_scale", "_zero_point")):
-            weights[plain] = value
-    return weights
 
 
 def _save(

@@ -26,8 +26,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from icebear import Model, Neuron, annotate, attribute, build_index, describe, load_model, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.index.annotation import attribute_neurons
-from icebear.actmax.index.scan import BATCH, Settings, index_size, scan_shard, shards
+from icebear.actmax.index.scan import Settings, index_size, scan_shard, shards
 from icebear.actmax.index.top_activations import empty_summary, merge
+from icebear.actmax.reading import TEXTS_PER_PASS
 from icebear.records import Sentence
 
 
@@ -40,9 +41,9 @@ def seconds(work) -> float:
 def forward(model, shard) -> None:
     """No logits, as in the scan."""
     rows = sorted((model.token_ids(s.text) for s in shard), key=len)
-    for place in range(0, len(rows), BATCH):
+    for place in range(0, len(rows), TEXTS_PER_PASS):
         with torch.no_grad():
-            model.net.base_model(**model.inputs(model.encode(rows[place : place + BATCH])), use_cache=False)
+            model.net.base_model(**model.inputs(model.encode(rows[place : place + TEXTS_PER_PASS])), use_cache=False)
 
 
 def speed(documents: int) -> None:

@@ -26,6 +26,7 @@ from icebear.concepts.vocabulary.calibration import noise, token_rows
 from icebear.errors import MissingRule, ModelError
 from icebear.lrp.context import relevance_rules
 from icebear.models.batch import Batch
+from icebear.models.image_examples import by_examples
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 from icebear.models.parts import experts
@@ -285,6 +286,8 @@ class SelfTest:
 
 def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> SelfTest:
     """Measure parity, conservation, missing operations, sites, sinks and cost on one prompt, in some seconds."""
+    if not model.task.reads_text and not model.labels:
+        model = by_examples(model, noise(model)[:2], noise(model)[2:])
     if not model.task.reads_text and isinstance(prompt, str):
         prompt = noise(model)[0]
     elif isinstance(prompt, str):

@@ -61,6 +61,12 @@ class SentenceTables:
         yield from (text for (text,) in self.file.database.execute("SELECT text FROM sentences"))
 
     @reads
+    def unread(self) -> list[str]:
+        """Return the texts of the sentences without a counted token; of an index of images the files that are none."""
+        query = "SELECT text FROM sentences WHERE id NOT IN (SELECT sentence FROM sentence_vectors) ORDER BY text"
+        return [row[0] for row in self.file.database.execute(query)]
+
+    @reads
     def matching(self, query: str, k: int) -> list[int]:
         """Return the ids of the k sentences that match the full-text query best."""
         prepare_search(self.file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from statistics import NormalDist
 from typing import Any
 
@@ -37,11 +38,14 @@ ABOVE = 95
 OUTPUT = 0.5
 """The weight of the output beside the two numbers about sentences: by itself it finds a topic less often than they do
 (benchmarks/search.py)."""
+LIKE_IMAGE = "By images: neurons whose strongest images are like this one"
+"""The heading of a search by an image."""
 BY = {
     "sentences": "By sentences: neurons with the words in their sentences, or with sentences about the text",
     "weights": "By the weights alone: neurons with an output similar to the words",
 }
 """`Hit.by` of a search by words -> the heading."""
+NO_NEURON_LIKE = "No neuron of this index has strongest images that are more like this one than random images are."
 NO_NEURON = (
     "No neuron of this index has the words in its strongest sentences, or sentences or an output similar to them."
 )
@@ -92,6 +96,55 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
         order = np.flatnonzero(chosen)[np.argsort(-values[chosen], kind="stable")].tolist()
         hits += map(hit, order[:k])
     return hits
+
+
+@reads
+def by_image(store: Tables, vector: np.ndarray, k: int = 20) -> list[Hit]:
+    """Return the k neurons, heads and polarities whose strongest images are most like an image: the cosine of their
+    mean vector with it. It is larger than of any of as many random sets of the index's images.
+
+    vector: (D,) of the image, as `Tables.sentence_vectors` has them. Neurons with fewer examples than others are left
+    out.
+    """
+    k = check_int(k, "The number of neurons")
+    store.facts.get("finished")
+    totals, size = store.example_tables.totals(2 * store.count("neurons")), int(store.facts.get("k"))
+    query = vectors.unit(store.vectors.standardized(vector[None].astype(np.float32)))[0]
+    rows = store.vectors.standardized(store.sentence_vectors()[1].astype(np.float32))
+    least = _largest_of_random_sets(rows, query, int((totals == size).sum()), size)
+    index = store.vectors.get("examples")
+    ids, cosines = vectors.products(index, query, index.ntotal)
+    sides = [(side, cosine) for side, cosine in zip(ids.tolist(), cosines.tolist(), strict=True) if cosine > least]
+    sides = [(side, cosine) for side, cosine in sides if totals[side] == size][:k]
+    names = store.neurons.of({side // 2 for side, _ in sides})
+
+    def hit(side: int, cosine: float) -> Hit:
+        why = f"its images are like this one (cosine {cosine:.2f}; random images at most {least:.2f})"
+        return Hit(names[side // 2], POLARITIES[side % 2], cosine, (why,), "image")
+
+    return [hit(*row) for row in sides]
+
+
+def _largest_of_random_sets(rows: np.ndarray, query: np.ndarray, count: int, size: int, seed: int = 0) -> float:
+    """Return the largest cosine with a query (D,) of the means of random sets of rows (N, D)."""
+    generator, largest = np.random.default_rng(seed), 0.0
+    for start in range(0, count, vectors.BLOCK):
+        drawn = generator.integers(len(rows), size=(size, min(vectors.BLOCK, count - start)))
+        means = vectors.unit(reduce(np.add, (rows[numbers] for numbers in drawn)))
+        largest = max(largest, float((means @ query).max()))
+    return largest
+
+
+@reads
+def nearest_images(store: Tables, vector: np.ndarray, k: int = 5) -> list[tuple[str, float]]:
+    """Return the names of the k images of an index that are most like an image, with their cosines."""
+    ids, rows = store.sentence_vectors()
+    standardized = (store.vectors.standardized(part.astype(np.float32)) for part in (rows, vector[None]))
+    images, query = map(vectors.unit, standardized)
+    cosines = images @ query[0]
+    order = np.argsort(-cosines, kind="stable")[: check_int(k, "The number of images")]
+    names = store.sentences.of(ids[order].tolist())
+    return [(names[identity].text, float(cosines[at])) for at, identity in zip(order, ids[order].tolist(), strict=True)]
 
 
 @reads
@@ -204,18 +257,24 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
         nearest = [similar(store, neuron, 1, by, "+") for neuron in store.neurons.of(drawn.tolist()).values()]
         scores = [hits[0].score for hits in nearest if hits] or [0.0]
         chance[by] = (float(np.median(scores)), max(scores))
-    tokens = store.vectors.get("tokens")
-    of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
-    store.vectors.set_null(store.vectors.outputs, of_tokens[:RANDOM])
+    outputs = _outputs_by_chance(store, generator) if store.count("tokens") else {}
     if not store.facts.all().get("encoder"):  # whose null `set_example_null` saves
         sentences = store.vectors.standardized(store.sentence_vectors()[1])
         sentences = sentences if len(sentences) else np.zeros_like(sentences, shape=(1, sentences.shape[1]))
         store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)
+    store.controls.set({"nearest": chance, **outputs})
+
+
+def _outputs_by_chance(store: Tables, generator: np.random.Generator) -> dict[str, Any]:
+    """Save the null of what neurons write, and return the controls of a search by words that rest on the vocabulary."""
+    tokens = store.vectors.get("tokens")
+    of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
+    store.vectors.set_null(store.vectors.outputs, of_tokens[:RANDOM])
     largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
     # That of the weights is known in an index that comes with icebear.
     known = {**(store.controls.get(KURTOSIS) or {}), vectors.LENS: None}
     kurtoses = {name: known.get(name) or _kurtosis_by_chance(store, name) for name in store.vectors.writing}
-    store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE)), KURTOSIS: kurtoses})
+    return {"outputs": float(np.percentile(largest, ABOVE)), KURTOSIS: kurtoses}
 
 
 def kurtosis(logits: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from icebear.db import search, vectors
 from icebear.db.sqlite import reads
 from icebear.db.tables import Tables
 from icebear.errors import StoreError
-from icebear.records import Example, Hit, Neuron, Projection
+from icebear.records import IMAGES, Example, Hit, Neuron, Projection
 
 NO_RESULT = ("icebear", "progress", "vectors", "sentences_fts", "sqlite_")
 """Prefixes of tables that do not count for the checksum; of `vectors` the files count."""
@@ -111,9 +111,21 @@ class Store(Tables):
         """Whether the scan is finished, with vectors and then their nulls."""
         return "finished" in self.facts.all() and self.controls.get("nearest") is not None
 
+    @property
+    @reads
+    def is_of_images(self) -> bool:
+        """Whether the sentences are images: the text is a file's name in the folder that is the corpus, the title its
+        digest, and the tokens are its patches."""
+        return self.facts.all().get("input") == IMAGES
+
+    def check_texts(self, what: str) -> None:
+        """Raise `StoreError` for an index of images. what: needs texts, in words that begin a sentence."""
+        if self.is_of_images:
+            raise StoreError(f"{what}, and {self.path} is an index of images; use an index of texts.")
+
     @reads
     def examples(
-        self, neuron: Neuron | str, polarity: str = "+", k: int | None = None, method: str = "attnlrp"
+        self, neuron: Neuron | str, polarity: str = "+", k: int | None = None, method: str | None = None
     ) -> list[Example]:
         """Return the maximally activating sentences of a neuron, the largest activation first.
 
@@ -124,8 +136,9 @@ class Store(Tables):
             ``+`` for the largest activations, ``-`` for the smallest.
         k : int, optional
             The number of examples; by default all.
-        method : str
-            The attribution method whose token relevance is included, if the examples are annotated.
+        method : str, optional
+            The attribution method whose token relevance is included, if the examples are annotated; by default
+            ``attnlrp``, in an index of images ``vit``.
 
         Returns
         -------
@@ -136,7 +149,8 @@ class Store(Tables):
         StoreError
             If the index does not have the neuron.
         """
-        return self.example_tables.of(neuron, polarity, k, method)
+        usual = "vit" if self.is_of_images else "attnlrp"
+        return self.example_tables.of(neuron, polarity, k, usual if method is None else method)
 
     @reads
     def search(self, text: str, k: int = 20) -> list[Hit]:
@@ -234,9 +248,8 @@ class Store(Tables):
             stored = facts["dtype"]
             raise StoreError(f"{self.path} is an index in {stored}, not in {dtype}; use --dtype {stored}.")
         if facts and facts["fingerprint"] != fingerprint:
-            raise StoreError(
-                f"{self.path} is an index of {facts['model']}, not of {name}; load {facts['model']} with --model."
-            )
+            of = f"images, made by {facts['model']}" if self.is_of_images else facts["model"]
+            raise StoreError(f"{self.path} is an index of {of}, not of {name}; load {facts['model']} with --model.")
 
     @property
     @reads
@@ -244,18 +257,19 @@ class Store(Tables):
         """Which documents of which corpus a finished index holds, as a phrase."""
         facts = self.facts.all()
         corpus, limit, size = facts["corpus"], facts.get("limit"), facts.get("documents")
+        documents = IMAGES if self.is_of_images else "documents"
         if limit is None or (size is not None and limit >= size):
-            return f"all documents of {corpus}"
+            return f"all {documents} of {corpus}"
         if size is None:
             return f"the first {limit:,} documents of {corpus}"
         shipped = "; it comes with icebear, and icebear index makes a larger one" if facts.get("shipped") else ""
-        return f"{limit:,} of {size:,} documents of {corpus}, drawn at random with a fixed seed{shipped}"
+        return f"{limit:,} of {size:,} {documents} of {corpus}, drawn at random with a fixed seed{shipped}"
 
     @reads
     def made_with(self) -> dict[str, Any]:
         """Return the provenance of the index, JSON-ready: model, versions, corpus and settings."""
         facts, provenance = self.facts.all(), self.facts.get("made_with")
-        settings = "corpus language limit documents order content k max_tokens seed tokens statistics_tokens"
+        settings = "corpus input language limit documents order content k max_tokens seed tokens statistics_tokens"
         model = {"name": facts["model"], **provenance["model"]}
         return {
             **provenance,

@@ -19,6 +19,7 @@ from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import ablation
+from icebear.concepts.nodes.image_heads import image_heads
 from icebear.concepts.nodes.patch_controls import patch_controls
 from icebear.concepts.nodes.random_controls import effects_on_answer, random_effects, token_removal_control
 from icebear.concepts.passes.prompt import PromptTokens
@@ -256,7 +257,8 @@ def relevance_of(model: Model, site: str | None, **arguments: Any) -> Relevance:
 
     arguments: those of `attribute`, with the counterfactual and the base model. Raises `InputError`.
     """
-    is_pair = arguments["counterfactual"] is not None and arguments["base_model"] is None
+    is_pair = arguments["counterfactual"] is not None or not model.task.reads_text
+    is_pair = is_pair and arguments["base_model"] is None
     return attribute(model, **arguments, sites=_sites_of(model, site, is_pair, arguments.get("method")))
 
 
@@ -297,7 +299,8 @@ def explain_relevance(
         with_nodes=stages is None or not is_screen,
         named=_named(stages, store) if stages and store else (),
     )
-    return replace(explanation, stages=stages, patch_controls=patch_controls(model, relevance))
+    of_image = {"patch_controls": patch_controls(model, relevance), "image_heads": image_heads(model, relevance)}
+    return replace(explanation, stages=stages, **of_image)
 
 
 def _named(stages: StageRecord, store: Store) -> list[Neuron]:

@@ -51,6 +51,10 @@ def _unranked(relevance: Relevance) -> str:
     changed = [repr(prompt.strings[sink]) for sink in sinks if abs(relevance.tokens[sink]) >= SINK_SHARE * abs(total)]
     if not changed:
         return ""
+    if relevance.image:
+        return (
+            f" {' and '.join(changed)} attract attention from everywhere (sinks), so that their nodes are not ranked."
+        )
     return (
         f" {' and '.join(changed)} {'is an' if len(changed) == 1 else 'are'} attention sink{'s' * (len(changed) > 1)}, "
         "whose nodes are not ranked; begin both prompts with the same token, such as a start token, to rank them."
@@ -134,6 +138,7 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     after = [
         *(exchange_lines(exchanged) if exchanged else []),
         Line(tokens_sentence(explanation.relevance)),
+        *image_head_lines(explanation),
         *effect_lines(explanation),
         *nodes,
         Line(""),
@@ -185,6 +190,22 @@ def control_text(exchanged: WhatIf) -> str:
 def stage_notes(explanation: ExplainedPrediction) -> list[str]:
     """Say what the heads and neurons of the stages give on other pairs."""
     return [transfer_text(*transfer) for transfer in explanation.transfers]
+
+
+def image_head_lines(explanation: ExplainedPrediction) -> list[Line]:
+    """Return the heads that move the difference of two images to [CLS], and the patches that they read."""
+    heads, total = explanation.image_heads, explanation.relevance.sums.target
+    if heads is None or not heads.heads or not total:
+        return []
+    title = "Heads that move the difference to [CLS], and what the number loses when only the head changes"
+    lines = [Line(""), Line(f"{title} [random other heads: at most {heads.random_effect:.2g}]", "bold")]
+    for head in heads.heads:
+        patches = ", ".join(heads.patches(head)) or "no patch"
+        text = (
+            f"  {head.head}  {head.relevance / total:z.0%} of the difference; loses {head.effect:z.2g}; reads {patches}"
+        )
+        lines.append(Line(f"{text}; {heads.of_sinks(head) / head.relevance:z.0%} of it from [CLS] and sinks"))
+    return lines
 
 
 def effect_lines(explanation: ExplainedPrediction) -> list[Line]:

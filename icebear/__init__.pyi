@@ -5,6 +5,7 @@ from .actmax.index.annotation import annotate as annotate
 from .actmax.index.build import build_index as build_index
 from .actmax.index.corpus import Corpus as Corpus
 from .actmax.index.corpus import read_corpus as read_corpus
+from .actmax.index.image_corpus import read_images as read_images
 from .actmax.index.meanings import embed_examples as embed_examples
 from .actmax.index.parts import merge_parts as merge_parts
 from .actmax.index.parts import scan_part as scan_part
@@ -64,6 +65,7 @@ from .lrp.linear_rules import AlphaBeta as AlphaBeta
 from .lrp.linear_rules import Epsilon as Epsilon
 from .lrp.linear_rules import Gamma as Gamma
 from .lrp.linear_rules import ZPlus as ZPlus
+from .models.image_examples import by_examples as by_examples
 from .models.loading.encoder import Encoder as Encoder
 from .models.loading.encoder import load_encoder as load_encoder
 from .models.loading.loading import load_model as load_model

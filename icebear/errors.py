@@ -100,7 +100,7 @@ EXTRAS = {
     "figures": {"altair": "altair", "vl_convert": "vl-convert-python"},
     "arrow": {"pyarrow": "pyarrow"},
     "atlas": {"openTSNE": "openTSNE"},
-    "images": {"PIL": "pillow"},
+    "images": {"PIL": "pillow", "onnx": "onnx"},
     "mcp": {"mcp": "mcp"},
     "serve": {"fastapi": "fastapi", "uvicorn": "uvicorn"},
     "devices": {"accelerate": "accelerate"},

@@ -150,6 +150,8 @@ def as_neuron(neuron: Neuron | str) -> Neuron:
 
 
 POLARITIES: tuple[Literal["+"], Literal["-"]] = ("+", "-")
+IMAGES = "images"
+"""What the fact ``input`` of an index of images says; an index of texts has no such fact."""
 
 
 @dataclass(frozen=True)

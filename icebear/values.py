@@ -102,7 +102,7 @@ TYPES = {
     "Store": "pass the store that open_store yields",
     "Relevance": "pass the result of attribute",
     "Answer": "pass the result of model.answer",
-    "Corpus": "pass the result of read_corpus",
+    "Corpus": "pass the result of read_corpus or read_images",
     "Neuron": "write it like L29.ffn.860",
     "Path": "give a path",
     "str": "give a text",

@@ -110,13 +110,21 @@ class SoftmaxZPlus(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        x, s = ctx.saved_tensors
+        wide = torch.float32 if g.device.type == "mps" else torch.float64
+        x, s = (saved.to(wide) for saved in ctx.saved_tensors)
         x = x.masked_fill(s == 0, 0)  # a masked score
-        raises, lowers = (1 - s) * x.clamp(min=0), s * (-x).clamp(min=0)  # by x_j itself; by each other x_i
-        others = (lowers.sum(-1, keepdim=True) - lowers).clamp(min=0)
-        share = _divide(s * g, raises + others)  # R_j / P_j, with s_j cancelled
-        relevance = raises * share + lowers * (share.sum(-1, keepdim=True) - share)
-        return _divide(relevance, x), None
+        rest = _sum_of_others(s)  # 1 - s, which is 0 in float32 where nearly all attention is at one score
+        raises, lowers = rest * x.clamp(min=0), s * (-x).clamp(min=0)  # by x_j itself; by each other x_i
+        share = _divide(s * g, raises + _sum_of_others(lowers))  # R_j / P_j, with s_j cancelled
+        gradient = torch.where(x > 0, rest * share, -s * _sum_of_others(share)).masked_fill(x == 0, 0)
+        return gradient.to(g.dtype), None
+
+
+def _sum_of_others(x: Tensor) -> Tensor:
+    """The sum of all other entries of the last dimension, without the cancellation of sum - x."""
+    before = F.pad(x.cumsum(-1)[..., :-1], (1, 0))
+    after = F.pad(x.flip(-1).cumsum(-1)[..., :-1], (1, 0)).flip(-1)
+    return before + after
 
 
 class LinearMap(Function):

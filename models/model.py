@@ -202,6 +202,7 @@ class Model(Architecture):
 
         Raises `InputError`; for a text of several tokens the message shows how it splits.
         """
+        self.task.check_answers(self)
         if not isinstance(answer, str):
             what = "label" if self.labels else "token id"
             return check_int(answer, f"A {what} of {self.name}", 0, self.output_size - 1)

@@ -80,6 +80,9 @@ class ModelTask:
                 option = " (--at)" * (name == "position")
                 raise InputError(f"{name}{option} does not suit this model, because {reasons[name]}; leave out {name}.")
 
+    def check_answers(self, model: Reader) -> None:
+        """Raise `InputError` for a model that has no answers."""
+
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         """Return what precedes an answer; None if the answer stands in the text."""
         return Prompt(text=prefix) if prefix else None
@@ -325,6 +328,17 @@ class Image(Labelled):
 
     def encode(self, model: Reader, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
         return images.encode(model, [prompt.image if prompt.text is None else prompt.text for prompt in prompts])
+
+    def encode_targets(self, model: Reader, rows: Sequence[PromptRequest]) -> tuple[Batch, list[tuple[int, ...]]]:
+        self.check_answers(model)
+        return super().encode_targets(model, rows)
+
+    def check_answers(self, model: Reader) -> None:
+        if not model.labels:
+            raise InputError(
+                f"{model.name} has no labels; ask it by examples: --examples FOLDER and --others FOLDER, each a folder "
+                "of images (in Python, icebear.by_examples)."
+            )
 
     def own_tokens(self, model: Reader) -> tuple[int, ...]:
         return tuple(range(len(images.own_names(model))))

@@ -87,16 +87,19 @@ def outcomes(
 
 def answer_outcomes(model: Model, prompt: PromptLike, edits: Sequence[AnyEdit]) -> Iterator[Outcome]:
     """Yield what edits, in raw units, do to the answer of a prompt, what is quick first: the probabilities of the
-    answers with and without them, in one pass; then also under random edits; then with the side effects of both."""
-    edits, contexts, objective = list(edits), HeldOutContexts(model), objective_of(model, [prompt])
+    answers with and without them, in one pass; then also under random edits; then with the side effects of both. Of an
+    image there are no side effects: the held-out contexts are texts."""
+    contexts = HeldOutContexts(model) if model.task.reads_text else None
+    edits, objective, count = list(edits), objective_of(model, [prompt]), len(contexts.contexts) if contexts else 0
     rows = logits_under(model, objective, [[], edits])
     tokens = [int(scores.argmax()) for scores in rows]
-    yield _answered(model, edits, tokens, rows, contexts)
+    yield _answered(model, edits, tokens, rows, count)
     draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
     drawn = [logits_under(model, objective, draws)] if draws else []
-    outcome = _answered(model, edits, tokens, torch.cat([rows, *drawn]), contexts)
+    outcome = _answered(model, edits, tokens, torch.cat([rows, *drawn]), count)
     yield outcome
-    yield _with_side_effects(outcome, contexts, edits, draws, lambda done: None)
+    if contexts:
+        yield _with_side_effects(outcome, contexts, edits, draws, lambda done: None)
 
 
 def outcome_of_steering(
@@ -109,12 +112,10 @@ def outcome_of_steering(
     return outcome
 
 
-def _answered(
-    model: Model, edits: Sequence[AnyEdit], tokens: list[int], rows: Tensor, contexts: HeldOutContexts
-) -> Outcome:
+def _answered(model: Model, edits: Sequence[AnyEdit], tokens: list[int], rows: Tensor, contexts: int) -> Outcome:
     """Return the outcome for the answers without and with edits.
 
-    rows: logits (N, V) without and with edits, and under each draw.
+    rows: logits (N, V) without and with edits, and under each draw. contexts: the number of held-out contexts.
     """
 
     def control(scores: Sequence[TokenScore]) -> RandomControl:
@@ -127,7 +128,7 @@ def _answered(
     sign = 1 if new.change > 0 else -1
     as_far = sum(sign * (value - new.after) >= 0 for value in new.drawn)
     other = old if tokens[0] != tokens[1] else None
-    return Outcome(new, "change it as far", new.change != 0, as_far, len(contexts.contexts), SEED, old=other)
+    return Outcome(new, "change it as far", new.change != 0, as_far, contexts, SEED, old=other)
 
 
 def steer_concept(

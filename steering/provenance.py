@@ -214,6 +214,8 @@ class Outcome(Noted):
     def side_effects_text(self) -> str:
         """The off-target KL of the edits and of random edits, in a sentence."""
         kl, drawn = self.off_target_kl, self.random_off_target_kl
+        if not self.contexts:
+            return "Side effects are not measured on images."
         if kl is None:
             return f"Side effects in {self.contexts} held-out contexts: not measured yet."
         measured = f"off-target KL {kl:.3f} nats in {self.contexts} held-out contexts (0 is none)"

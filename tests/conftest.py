@@ -205,12 +205,13 @@ def chromium():
 
 @functools.wraps(build_index)
 def build_small(model, corpus, store, **options):
-    """In the place of `build_index`: the same 20 summaries for all, four examples a side, and few random draws."""
+    """In the place of `build_index`: the same 20 summaries for all texts, four examples a side, few random draws."""
     with pytest.MonkeyPatch.context() as patch:
         few(patch)
         patch.setattr(search, "CHANCE_NEURONS", 4)
         patch.setattr(search, "DIRECTIONS", 20)
-        return build_index(model, read_corpus("wiki-summaries", limit=20), store, k=4)
+        texts = corpus if corpus.facts.get("input") else read_corpus("wiki-summaries", limit=20)
+        return build_index(model, texts, store, k=4)
 
 
 def index_small(patch):

@@ -11,8 +11,9 @@ from appview import fine, set_up, shown, text, visit
 from conftest import LLAMA, random_model
 
 from icebear import Neuron, build_index, describe, open_store
-from icebear.actmax.index import build, scan
+from icebear.actmax.index import build
 from icebear.actmax.page import WRITES
+from icebear.actmax.reading import TextReading
 from icebear.actmax.searching import headings
 from icebear.app.web import neuron_card
 from icebear.app.web.neurons import PAGE_HITS
@@ -348,7 +349,7 @@ def test_nothing_builds_unasked_and_a_click_builds(first_visit):
 def test_stop_ends_a_build_and_another_click_resumes_it(first_visit, corpus, monkeypatch):
     """Progress comes by batch, inside the first shard too; shards that were committed are not read again."""
     monkeypatch.setattr(build, "COMMIT_SECONDS", 0.0)
-    monkeypatch.setattr(scan, "BATCH", 4)
+    monkeypatch.setattr(TextReading, "per_pass", 4)
     read, stops = [], [20]
     step = background_job.Job.step
 

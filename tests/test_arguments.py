@@ -310,11 +310,14 @@ DOORS = {
         lambda at, x: icebear.describe(at.store, neuron(3), effect_sentences=x),
         NO_COUNT[1:],
     ),
+    "describe.crop": (lambda at, x: icebear.describe(at.store, neuron(3), crop=x), NO_NAME),
+    "read_images": (lambda at, x: icebear.read_images(x), (3, None, "", "no/such/folder")),
+    "read_images.limit": (lambda at, x: icebear.read_images(".", x), NO_COUNT),
     "annotate.neurons": (lambda at, x: icebear.annotate(at.model, at.store, x), (*NO_NEURON[:7], ["x"], [3])),
     "annotate.k": (lambda at, x: icebear.annotate(at.model, at.store, [neuron(3)], x), NO_COUNT),
     "annotate.method": (
         lambda at, x: icebear.annotate(at.model, at.store, [neuron(3)], method=x),
-        ("x", 3, None, Difference()),
+        ("x", 3, Difference()),
     ),
     "build_index.k": (lambda at, x: icebear.build_index(at.model, at.corpus, at.new, x), NO_COUNT),
     "build_index.sites": (

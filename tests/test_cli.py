@@ -35,7 +35,7 @@ def commands(text):
     return [line.strip() for line in text.splitlines() if line.strip().startswith("icebear ")]
 
 
-ELSEWHERE = {"--lens", "--writer", "--lens-file", "--from-neuronpedia"}
+ELSEWHERE = {"--lens", "--writer", "--lens-file", "--from-neuronpedia", "--images", "--image"}
 """Options whose examples need files or servers of others, or minutes."""
 
 

@@ -36,15 +36,15 @@ def test_lower_bounds_are_what_is_tested():
 
 BROUGHT = {
     "app": {"starlette"},
-    "images": {"onnx"},
     "mcp": {"anyio", "pydantic"},
     "serve": {"anyio", "pydantic", "starlette"},
 }
-"""What icebear imports too of the packages that another package of the part brings; onnx reads weights."""
+"""What icebear imports too of the packages that another package of the part brings."""
 
 
 APART = {
     "ray": "200 MB, of use where there are several machines",
+    "benchmarks": "photographs of our tables",
     "servers": "of use to the test of a real server only",
 }
 """What `all` leaves out, and why."""

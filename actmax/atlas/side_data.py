@@ -51,6 +51,7 @@ class SideData:
 def read_sides(store: Store) -> SideData:
     """Read the sides of all neurons, heads left out. Raises `StoreError` if they are too few or have no vectors."""
     store.facts.get("finished")
+    store.check_texts("A map groups neurons by what their sentences are about")
     ids, meanings = store.sentence_vectors()
     order = np.argsort(ids)
     ids, meanings = ids[order], store.vectors.standardized(meanings[order].astype(np.float32))

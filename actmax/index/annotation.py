@@ -1,21 +1,26 @@
-"""`annotate`: the relevance of each token for the activation in the examples of a neuron."""
+"""`annotate`: the relevance of each token, or patch, for the activation in the examples of a neuron."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from icebear.actmax.heads import attended
-from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
+from icebear.actmax.reading import readable, reading_of
+from icebear.concepts.methods.attnlrp import ATTNLRP, VIT, AttnLRP
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.proved import rules_at_modules
 from icebear.concepts.passes.run import Activations, Conservation, forward_backward, new_accounting
 from icebear.db.store import Store
 from icebear.errors import InputError
+from icebear.models.batch import Batch
 from icebear.models.model import Model
+from icebear.models.text.images import image_map
 from icebear.models.text.prompts import PromptLike
 from icebear.records import Example, Neuron
 from icebear.steps import OnProgress, unwatched
@@ -34,13 +39,14 @@ def annotate(
     store: Store,
     neurons: Neuron | str | Iterable[Neuron | str],
     k: int = 8,
-    method: AttnLRP = ATTNLRP,
+    method: AttnLRP | None = None,
     on_progress: OnProgress = unwatched,
 ) -> int:
-    """Attribute the maximally activating examples of neurons to their tokens, and save the relevance in the store.
+    """Attribute the maximally activating examples of neurons to their tokens (an image's to its patches), and save the
+    relevance in the store.
 
-    The examples of a head get its attention instead. Examples that have an attribution are skipped. Each batch is
-    committed.
+    The examples of a head get its attention instead. Examples that have an attribution are skipped, and so are images
+    that are missing or have changed, which are named. Each batch is committed.
 
     Parameters
     ----------
@@ -50,8 +56,8 @@ def annotate(
     neurons : Neuron or str, or several of them
     k : int
         The number of examples of each neuron and polarity.
-    method : AttnLRP
-        The relevance rules.
+    method : AttnLRP, optional
+        The relevance rules; by default `ATTNLRP`, for images `VIT`.
     on_progress : callable
         Called with the number of finished examples and their total.
 
@@ -72,11 +78,12 @@ def annotate(
     Achtibat et al. 2024, AttnLRP (arXiv 2402.05602).
     """
     k = check_int(k, "The number of examples")
+    method = (ATTNLRP if model.task.reads_text else VIT) if method is None else method
     if not isinstance(method, AttnLRP):
         raise InputError(f"{shown(method)} cannot explain a neuron; use AttnLRP(...) or CP_LRP.")
     named = [model.check(neuron) for neuron in several(neurons)]
     store.check(model.fingerprint, model.name, model.dtype_name)
-    limit = store.facts.get("max_tokens")
+    reading = reading_of(model, store.facts.all())
     wanted: list[tuple[Neuron, str, Example]] = [
         (neuron, polarity, example)
         for neuron in named
@@ -88,26 +95,26 @@ def annotate(
     for head in (neuron for neuron in named if neuron.site == "head"):
         attended(model, store, head, k)
     # Examples of about the same depth and position share a batch.
+    count = 0
     wanted.sort(key=lambda row: (row[0].layer // LAYERS, row[2].token, row[0].layer, row[2].sentence.id))
     for span in _batches([(1 + neuron.layer, 1 + example.token) for neuron, _, example in wanted]):
         on_progress(span.start, len(wanted))
-        rows = wanted[span]
-        results = attribute_neurons(
-            model,
-            [model.token_ids(example.sentence.text, limit) for _, _, example in rows],
-            [neuron for neuron, _, _ in rows],
-            [example.token for _, _, example in rows],
-            method,
-        )
-        store.example_tables.add_attributions(
-            name_of(method),
-            [
-                (neuron, polarity, example.sentence.id, tokens.tolist(), sums.to_dict())
-                for (neuron, polarity, example), (tokens, sums) in zip(rows, results, strict=True)
-            ],
-        )
+        prompts = readable(reading, ((row, row[2].sentence) for row in wanted[span]))
+        for _, group in groupby(prompts, lambda row: getattr(row[1], "shape", None)):  # images of one size
+            rows, read = zip(*group, strict=True)
+            results = attribute_neurons(
+                model, read, [neuron for neuron, _, _ in rows], [example.token for _, _, example in rows], method
+            )
+            store.example_tables.add_attributions(
+                name_of(method),
+                [
+                    (neuron, polarity, example.sentence.id, tokens.tolist(), sums.to_dict())
+                    for (neuron, polarity, example), (tokens, sums) in zip(rows, results, strict=True)
+                ],
+            )
+            count += len(rows)
     on_progress(len(wanted), len(wanted))
-    return len(wanted)
+    return count
 
 
 def _batches(sizes: Sequence[tuple[int, int]]) -> list[slice]:
@@ -151,6 +158,8 @@ def attribute_neurons(
     for neuron in neurons:
         model.check(neuron)
     encoded = model.encode(prompts)
+    if encoded.pixels is not None:
+        return _attributed(model, encoded, encoded, neurons, positions, method)
     rows = [list(encoded.row_ids(row)) for row in range(len(prompts))]
     if model.task.is_causal:  # later tokens do not influence the neuron
         rows = [ids[: at + 1] for ids, at in zip(rows, positions, strict=True)]
@@ -159,14 +168,21 @@ def attribute_neurons(
         pick = lambda values, part: [values[row] for row in part]  # noqa: E731
         chosen = ([pick(values, part) for values in (prompts, neurons, positions)] for part in parts)
         return [result for p, n, at in chosen for result in attribute_neurons(model, p, n, at, method)]
-    batch = model.read(rows)
-    accounting, inputs = new_accounting(model, len(prompts)), Inputs()
+    return _attributed(model, encoded, model.read(rows), neurons, positions, method)
+
+
+def _attributed(
+    model: Model, encoded: Batch, batch: Batch, neurons: Sequence[Neuron], positions: Sequence[int], method: AttnLRP
+) -> list[tuple[Tensor, Conservation]]:
+    """Explain activations in one pass. encoded: the whole prompts; batch: what the model reads of them."""
+    accounting, inputs = new_accounting(model, len(neurons)), Inputs()
     target = Activations(batch, list(zip(neurons, positions, strict=True)))
     at_modules = rules_at_modules(model, target, method)
     activations, _ = forward_backward(model, target, [inputs], method, accounting=accounting, at_modules=at_modules)
     tokens = torch.zeros(encoded.ids.shape, dtype=accounting["softmax"].dtype)  # (B, T)
     for relevance in inputs.relevance():  # encoder and decoder read the same
-        tokens[:, : batch.ids.shape[1]] += relevance.sum(-1).cpu()
+        of_tokens = relevance.sum(-1) if batch.pixels is None else _of_patches(model, batch, relevance)
+        tokens[:, : batch.ids.shape[1]] += of_tokens.cpu()
     return [
         (
             tokens[row, :length],
@@ -178,3 +194,14 @@ def attribute_neurons(
         )
         for row, length in enumerate(encoded.lengths)
     ]
+
+
+def _of_patches(model: Model, batch: Batch, relevance: Tensor) -> Tensor:
+    """Return the relevance (B, T) of patches from that of pixels (B, C, H, W); of the model's own tokens, which are
+    constants, it is 0."""
+    assert batch.pixels is not None
+    maps = [
+        image_map(model, pixels, row).patches.flatten() for pixels, row in zip(batch.pixels, relevance, strict=True)
+    ]
+    patches = torch.stack(maps)
+    return pad(patches, (batch.ids.shape[1] - patches.shape[1], 0))

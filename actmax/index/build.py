@@ -28,15 +28,21 @@ from icebear.actmax.index.scan import (
     sums_up,
 )
 from icebear.actmax.index.top_activations import ScanSummary, empty_summary, merge
+from icebear.actmax.reading import reading_of
 from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError, need
 from icebear.models.model import Model
-from icebear.records import POLARITIES, Neuron, Sentence
+from icebear.records import IMAGES, POLARITIES, Neuron, Sentence
 from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import several, typed
 
 SHARD = 256
 """The number of sentences of a shard. Batches are formed inside a shard, so an index depends on it."""
+IMAGE_SHARD = 32
+"""The same of images, each of which takes as long as several sentences."""
+
+UNREADABLE = "unreadable"
+"""The count of images that were skipped."""
 
 COMMIT_SECONDS = 20.0
 """A kill loses at most this much work, and the current shard."""
@@ -79,7 +85,8 @@ def build_index(
     ----------
     model : Model
     corpus : Corpus
-        The sentences, see `read_corpus`.
+        The sentences, see `read_corpus`, or images, see `read_images`: an image is a sentence, its patches are the
+        tokens.
     store : Store
         The store that is filled; opened with create=True, it is made.
     k : int
@@ -98,7 +105,7 @@ def build_index(
     on_batch : callable, optional
         Called with the sentences of each batch that is read.
     batch_size : int, optional
-        The number of sentences of a batch, by default 32; other threads wait less for small batches.
+        The number of sentences of a batch, by default 32, or 8 images; other threads wait less for small batches.
 
     Returns
     -------
@@ -110,7 +117,7 @@ def build_index(
     StoreError
         If the store was made with another model, corpus or setting, or with a larger limit.
     InputError
-        If the model does not have a site, or the corpus has too few tokens.
+        If the model does not have a site or does not read the corpus, or the corpus has too few tokens.
     """
     need("index")  # at the start, not after the scan
     settings = Settings(k, indexed_sites(model, several(sites)), max_tokens, seed)
@@ -120,24 +127,29 @@ def build_index(
         if not store.scan.finished_with(facts):
             full, short, counts = scan(model, corpus, store, settings, facts, on_progress, on_batch, batch_size)
             finish(model, store, settings, merge(full, short), counts, corpus.size(), corpus.sides)
+        elif store.is_of_images:
+            store.facts.set({"corpus": facts["corpus"]})  # where the images are now
         ensure_vectors(model, store)
         ensure_heads(model, store)
         return indexed_counts(store)
 
 
 def facts_of(model: Model, corpus: Corpus, settings: Settings) -> dict[str, Any]:
-    """Return the facts that identify a scan. Raises `InputError` for sites that the model does not have."""
+    """Return the facts that identify a scan. Raises `InputError` for sites that the model does not have, and for a
+    corpus that it does not read."""
     index_size(model, settings.sites)
-    return {
+    facts = {
         "model": model.name,
         "fingerprint": model.fingerprint,
         "dtype": model.dtype_name,
         **corpus.facts,
         "claimed_limit": corpus.limit,
-        "shard": SHARD,
+        "shard": IMAGE_SHARD if corpus.facts.get("input") == IMAGES else SHARD,
         **{name: value for name, value in vars(settings).items() if name not in ("head_means", "sites")},
         "sites": list(settings.sites),
     }
+    reading_of(model, facts)
+    return facts
 
 
 def finish(
@@ -150,14 +162,13 @@ def finish(
     sides: Collection[tuple[Neuron, str]] | None = None,
 ) -> None:
     """Write the results of a scan. sides: those that get examples; None for all."""
-    passed_over = store.scan.passed_over(settings.max_tokens)
     facts = {
         "finished": True,
         "limit": store.facts.get("claimed_limit"),
         "documents": documents,
         "tokens": table.token_count,
         "statistics_tokens": table.counted,
-        "counts": {**counts, **{what: n for what, n in passed_over.items() if n}},
+        "counts": {**counts, **{what: n for what, n in _passed_over(store, settings).items() if n}},
         "encoder": None,
         "gated": "ffn" in settings.sites and gated(model),
         "made_with": model.made_with,
@@ -171,12 +182,24 @@ def finish(
     store.scan.finish(columns, examples, facts)
 
 
-def check_table(table: ScanSummary, counts: Counter[str]) -> None:
+def _passed_over(store: Store, settings: Settings) -> dict[str, int]:
+    """Return how many sentences were not read, or not to their ends."""
+    passed_over = store.scan.passed_over(settings.max_tokens)
+    return {UNREADABLE: passed_over["without tokens"]} if store.is_of_images else passed_over
+
+
+def check_table(table: ScanSummary, counts: Counter[str], facts: dict[str, Any]) -> None:
     """Raise `InputError` where a scan has no results."""
     if not counts["sentences"]:
         raise InputError(_without_sentences(counts))
+    if not table.counted and facts.get("input") == IMAGES:
+        raise InputError(
+            f"None of the first {facts['shard']} images of {facts['corpus']} can be read; give another folder."
+        )
     if not table.counted:
-        raise InputError(f"Each of the corpus's first {SHARD} sentences has only one token; give another corpus.")
+        raise InputError(
+            f"Each of the corpus's first {facts['shard']} sentences has only one token; give another corpus."
+        )
 
 
 def indexed_counts(store: Store) -> Counter[str]:
@@ -207,39 +230,41 @@ def scan(
     if "head" in settings.sites and (packed or settings.head_means is None):
         means = load(packed.pop("head_means"))["head_means"] if packed else head_means(model)
         settings = dataclasses.replace(settings, head_means=means)
-    table = unpack(packed) if packed else short
-    done = {number for number, size in store.scan.shards().items() if size == SHARD} if table.token_count else set()
+    table, reading, shard_size = unpack(packed) if packed else short, reading_of(model, facts), facts["shard"]
+    done = (
+        {number for number, size in store.scan.shards().items() if size == shard_size} if table.token_count else set()
+    )
     counts: Counter[str] = Counter()
     last = time.monotonic()
     counted = not corpus.streamed and on_progress is not unwatched  # a stream is not read twice, only to count it
     wanted = part.has if part else lambda number: True
-    of_corpus = enumerate(shards(corpus.sentences(), SHARD)) if counted else ()
+    of_corpus = enumerate(shards(corpus.sentences(), shard_size)) if counted else ()
     advance = counting(on_progress, sum(len(shard) for number, shard in of_corpus if wanted(number)))
-    advance(SHARD * len(done))
+    advance(shard_size * len(done))
     waiting: dict[int, list[tuple[Sentence, bytes]]] = {}
 
-    for number, shard in enumerate(shards(corpus.sentences(counts), SHARD)):
+    for number, shard in enumerate(shards(corpus.sentences(counts), shard_size)):
         if number in done or not wanted(number):
             continue
         sums = sums_up(number, settings.seed)
-        scanned, vectors = scan_shard(model, shard, settings, table.values[:, :, -1], batch_size, sums, on_batch)
+        least = table.values[:, :, -1]
+        scanned, vectors = scan_shard(model, shard, settings, least, batch_size, sums, on_batch, reading)
         if vectors.isnan().any():
             raise NumericalError("The residual stream of a sentence is NaN; try other weights or --dtype float32.")
-        if len(shard) == SHARD:
+        if len(shard) == shard_size:
             table = merge(table, scanned)
         else:
             short = scanned
         waiting[number] = [
-            (dataclasses.replace(sentence, tokens=model.pieces(ids)), vector.tobytes() if vector.any() else b"")
+            (dataclasses.replace(sentence, tokens=reading.tokens(sentence)), vector.tobytes() if vector.any() else b"")
             for sentence, vector in zip(shard, vectors.numpy(), strict=True)
-            for ids in [model.token_ids(sentence.text, settings.max_tokens)]
         ]
         advance(len(shard))
         if table.token_count and time.monotonic() - last > COMMIT_SECONDS:
             store.scan.commit(waiting, pack(table, settings), facts)
             waiting, last = {}, time.monotonic()
     if part is None:
-        check_table(merge(table, short), counts)
+        check_table(merge(table, short), counts, facts)
     store.scan.commit(waiting, pack(table, settings), facts)
     return table, short, counts
 

@@ -33,9 +33,10 @@ def embed_examples(store: Store, encoder: Encoder, on_progress: OnProgress = unw
     Raises
     ------
     StoreError
-        If the scan is not finished.
+        If the scan is not finished, or the index is of images.
     """
     store.facts.get("finished")
+    store.check_texts("A sentence encoder reads texts")
     with store.exclusively():
         missing = store.sentences.lacking(encoder.fingerprint)
         made_with = store.facts.all().get("encoder") or {}

@@ -25,16 +25,19 @@ BLOCK = 4096
 
 
 def ensure_vectors(model: Model, store: Store) -> None:
-    """Make the missing vector indexes of a store; that of the averaged Jacobian lens if the lens is built."""
-    lens = mean_lens(model)
+    """Make the missing vector indexes of a store; that of the averaged Jacobian lens if the lens is built. A model of
+    images without labels has no vocabulary."""
+    lens, words = mean_lens(model), vocabulary(model).shape[0] if model.task.reads_text or model.labels else 0
     makers: dict[str, Callable[[], Iterator[np.ndarray]]] = {
         "w_out": lambda: _rows(model, store, direct_rows),
         "w_in": lambda: _rows(model, store, w_in_rows),
         "examples": lambda: example_vectors(store, model.config.hidden_size),
         **({"lens": lambda: _rows(model, store, partial(_lens_rows, lens))} if lens else {}),
-        "tokens": lambda: (unembedding(model, slice(i, i + BLOCK)).cpu().numpy() for i in range(0, words, BLOCK)),
     }
-    neurons, words = store.count("neurons"), vocabulary(model).shape[0]
+    if words:
+        starts = range(0, words, BLOCK)
+        makers["tokens"] = lambda: (unembedding(model, slice(i, i + BLOCK)).cpu().numpy() for i in starts)
+    neurons = store.count("neurons")
     counts = {"w_out": neurons, "lens": neurons, "w_in": neurons, "examples": 2 * neurons, "tokens": words}
     missing = [name for name in makers if not _usable(store, name, counts[name])]
     for name, make in makers.items():
@@ -48,7 +51,7 @@ def ensure_vectors(model: Model, store: Store) -> None:
     if not store.count("w_out_norms"):
         written = np.concatenate([np.linalg.norm(rows, axis=1) for rows in makers["w_out"]()])
         store.vectors.set_norms(written.tolist(), [typical(model, layer) for layer in range(model.layers)])
-    if not store.count("tokens"):
+    if words and not store.count("tokens"):
         own_outputs = len(model.labels) == words  # a vocabulary other than that of the input
         text, count = (model.answer_text, words) if own_outputs else (model.text, model.config.vocab_size)
         store.refill("tokens", ((token, text(token)) for token in range(count)))

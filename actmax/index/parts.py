@@ -187,7 +187,7 @@ def _merge(model: Model, parts: Sequence[Store], store: Store, facts: dict[str, 
             raise StoreError(f"{part.path} is damaged; delete it, and scan it again.") from None
         full, short = (merge(x, more or none) for x, more in zip((full, short), summaries, strict=True))
     counts = Counter(parts[0].facts.get("counts"))
-    check_table(merge(full, short), counts)
+    check_table(merge(full, short), counts, facts)
     for part in parts:
         _copy(part, store, facts)
     store.scan.commit({}, pack(full, settings), facts)

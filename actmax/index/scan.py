@@ -6,22 +6,25 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from icebear.actmax.index.activation_statistics import STATISTICS, LayerActivations
 from icebear.actmax.index.head_norms import HeadNorms, head_means
 from icebear.actmax.index.top_activations import ScanSummary, strongest
+from icebear.actmax.reading import Reading, ReadTogether, TextReading
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.model import Model
+from icebear.models.text.images import own_names
+from icebear.models.text.prompts import PromptLike
 from icebear.records import SITES_AND_HEADS, Sentence
 from icebear.values import check_int, one_of, seed_of, stable_hash
 
 OnBatch = Callable[[Sequence[Sentence]], None]
 
-BATCH = 32
 INDEXED = ("ffn", "head")
 """What an index has unless other sites are named."""
 
@@ -73,40 +76,39 @@ def scan_shard(
     batch_size: int | None = None,
     sums: bool = True,
     on_batch: OnBatch | None = None,
+    reading: Reading | None = None,
 ) -> tuple[ScanSummary, Tensor]:
     """Return the summary of some sentences, and their vectors (S, D).
 
     A sentence counts once for each neuron, at its top token. The first token (a sink or a special token), special
-    tokens at the end and padding do not count; a sentence without other tokens is skipped. Vectors are the final
-    residual stream after its norm, averaged over the counted tokens, in float16.
+    tokens at the end and padding do not count; a sentence without other tokens is skipped. Of an image all patches
+    count. Vectors are the final residual stream after its norm, averaged over the counted tokens, in float16.
 
     threshold: values (2, N) that an example must reach, from the summary that this one is merged with.
     sums: whether means, standard deviations and histograms include these sentences, see `sums_up`.
     on_batch: called with the sentences of each batch that is read.
+    reading: how they are read; default as texts.
     """
-    rows = [(index, model.token_ids(sentence.text, settings.max_tokens)) for index, sentence in enumerate(sentences)]
-    special = model.special_ids()
-    lengths = [counted_length(ids, special) for _, ids in rows]
-    rows = sorted(
-        (row for row in rows if lengths[row[0]] > 1),
-        key=lambda row: (lengths[row[0]], len(row[1]), sentences[row[0]].id),
-    )
-    reader = _Reader(model, settings, len(rows), threshold, sums)
+    reading = reading or TextReading(model, settings.max_tokens)
+    reader = _Reader(model, settings, reading, len(sentences), threshold, sums)
     width = getattr(model.config, "word_embed_proj_dim", model.config.hidden_size)  # OPT-350m's last map narrows it
     vectors = torch.zeros(len(sentences), width, dtype=torch.float16)
-    for numbers in model.batches([len(ids) for _, ids in rows], batch_size or BATCH):
-        part = [rows[number] for number in numbers]
-        vectors[[index for index, _ in part]] = reader.read([(sentences[index].id, ids) for index, ids in part])
+    for together in reading.batches(sentences, batch_size or reading.per_pass):
+        part = [sentences[number] for number in together.numbers]
+        vectors[together.numbers] = reader.read([sentence.id for sentence in part], together)
         if on_batch:
-            on_batch([sentences[index] for index, _ in part])
+            on_batch(part)
     return reader.summary(settings.k), vectors
 
 
 class _Reader:
     """Collects the activations of the batches of one shard."""
 
-    def __init__(self, model: Model, settings: Settings, count: int, threshold: Tensor | None, sums: bool):
-        self.model, self.settings, self.summing = model, settings, sums
+    def __init__(
+        self, model: Model, settings: Settings, reading: Reading, count: int, threshold: Tensor | None, sums: bool
+    ):
+        """count: the most sentences that are read."""
+        self.model, self.settings, self.begins, self.summing = model, settings, reading.begins, sums
         hooked = dict.fromkeys(map(neuron_site, settings.sites))
         self.site_layers = [(site, layer) for site in hooked for layer in model.layers_with(site)]
         if "head" in settings.sites:
@@ -120,21 +122,22 @@ class _Reader:
         self.values = torch.full((2, count, starts), -torch.inf)  # by sentence; what cannot enter stays -inf
         self.tokens = torch.zeros(2, count, starts, dtype=torch.int16)
         self.statistics = {name: statistic.empty(starts) for name, statistic in STATISTICS.items()}
-        self.token_ids = torch.zeros(count, settings.max_tokens, dtype=torch.int32)
+        length = reading.max_tokens
+        self.token_ids = None if length is None else torch.zeros(count, length, dtype=torch.int32)
         self.token_count = self.done = 0
 
-    def read(self, rows: Sequence[tuple[int, list[int]]]) -> Tensor:
-        """Read a batch of (sentence id, token ids). Return the vectors of the sentences (B, D)."""
-        read = self.model.read([ids for _, ids in rows])
-        batch = _counted(self.model, read)
-        span = slice(self.done, self.done + len(rows))
-        self.ids[span] = torch.tensor([identity for identity, _ in rows])
-        self.token_ids[span, : read.ids.shape[1]] = read.ids.int().cpu()
-        hashes = torch.tensor([_hash(self.settings.seed, "token", identity) for identity, _ in rows])
-        drawn = 1 + hashes % (torch.tensor(batch.lengths) - 1)
+    def read(self, identities: Sequence[int], together: ReadTogether) -> Tensor:
+        """Read a batch of sentences with these ids. Return their vectors (B, D)."""
+        batch, begins = together.counted, self.begins
+        span = slice(self.done, self.done + len(identities))
+        self.ids[span] = torch.tensor(identities)
+        if self.token_ids is not None:
+            self.token_ids[span, : batch.ids.shape[1]] = batch.ids.int().cpu()
+        hashes = torch.tensor([_hash(self.settings.seed, "token", identity) for identity in identities])
+        drawn = begins + hashes % (torch.tensor(batch.lengths) - begins)
         counted = batch.mask.float()
-        counted[:, 0] = 0
-        self.token_count += sum(batch.lengths) - len(rows)
+        counted[:, :begins] = 0
+        self.token_count += sum(batch.lengths) - begins * len(identities)
         self.done = span.stop
 
         def visit(site: str, layer: int, x: Tensor) -> None:
@@ -145,7 +148,7 @@ class _Reader:
 
         def collect(site: str, layer: int, values: Tensor) -> None:
             columns = self.columns[site, layer]
-            best = _largest(values, batch)
+            best = _largest(values, batch, begins)
             seen = LayerActivations(values, counted.flatten(), best, drawn)
             for name, statistic in STATISTICS.items():
                 if self.summing or statistic.all_shards:
@@ -153,9 +156,8 @@ class _Reader:
             self._enter(columns, values, span, best)
 
         with self.model.lock, hooks(self.model, self.site_layers, visit), torch.no_grad():
-            stream = self.model.final_stream(read).float()  # (B, T, D)
-        weights = batch.mask[:, 1:, None].float()
-        return ((stream[:, 1:] * weights).sum(1) / weights.sum(1)).half().cpu()
+            stream = self.model.final_stream(together.batch)
+        return _mean_stream(stream, batch, begins)
 
     def _enter(self, columns: slice, x: Tensor, span: slice, best: Tensor) -> None:
         """Record the sentences that reach the threshold. best (2, B, N): the extremes of x (B, T, N)."""
@@ -164,42 +166,42 @@ class _Reader:
             row, neuron = entering.nonzero(as_tuple=True)
             entry = best[polarity][row, neuron]
             self.values[polarity, span, columns][row, neuron] = entry
-            self.tokens[polarity, span, columns][row, neuron] = _position(x, row, neuron, sign * entry)
+            self.tokens[polarity, span, columns][row, neuron] = _position(x, row, neuron, sign * entry, self.begins)
 
     def summary(self, k: int) -> ScanSummary:
         """Return the summary of the shard, with sums in fixed point so that merging is exact."""
-        values, tokens = self.values.mT, self.tokens.mT  # (2, N, sentences)
-        heads = slice(values.shape[1] - head_count(self.model, self.settings.sites), None)
-        written_at = self.token_ids.gather(1, tokens[0, heads].T.long()).T
+        read = slice(self.done)
+        values, tokens = self.values[:, read].mT, self.tokens[:, read].mT  # (2, N, sentences)
+        ids, written_at = self.ids[read], tokens[0, values.shape[1] - head_count(self.model, self.settings.sites) :]
+        if self.token_ids is None:
+            written_at = ids.expand(written_at.shape)
+        else:
+            written_at = self.token_ids[read].gather(1, written_at.T.long()).T
         return ScanSummary(
-            *strongest(values, self.ids.expand_as(values), tokens, written_at, k),
+            *strongest(values, ids.expand_as(values), tokens, written_at, k),
             statistics={name: statistic.exact(self.statistics[name]) for name, statistic in STATISTICS.items()},
             token_count=self.token_count,
             counted=self.token_count if self.summing else 0,
         )
 
 
-def counted_length(ids: Sequence[int], special: set[int]) -> int:
-    """Return the length without special tokens at the end, such as [SEP] or </s>."""
-    length = len(ids)
-    while length and ids[length - 1] in special:
-        length -= 1
-    return length
+@torch.no_grad()
+def image_vector(model: Model, image: PromptLike) -> np.ndarray:
+    """Return the vector (D,) of an image, as `scan_shard` makes it."""
+    batch = model.encode([image])
+    with model.lock:
+        return _mean_stream(model.final_stream(batch), batch, len(own_names(model)))[0].numpy()
 
 
-def _counted(model: Model, batch: Batch) -> Batch:
-    """Return the batch without special tokens at the end."""
-    special = model.special_ids()
-    lengths = tuple(counted_length(ids[:n], special) for ids, n in zip(batch.ids.tolist(), batch.lengths, strict=True))
-    positions = torch.arange(batch.ids.shape[1])
-    mask = (positions < torch.tensor(lengths)[:, None]).long().to(batch.ids.device)
-    return Batch(batch.ids, mask, lengths)
+def _mean_stream(stream: Tensor, batch: Batch, begins: int) -> Tensor:
+    """Return the residual stream (B, T, D) averaged over the counted tokens (B, D), in float16."""
+    weights = batch.mask[:, begins:, None].float()
+    return ((stream.float()[:, begins:] * weights).sum(1) / weights.sum(1)).half().cpu()
 
 
-def _largest(x: Tensor, batch: Batch) -> Tensor:
-    """Return the largest x and -x over the counted tokens (2, B, N). The batch is sorted by length."""
+def _largest(x: Tensor, batch: Batch, start: int) -> Tensor:
+    """Return the largest x and -x over the counted tokens (2, B, N), from `start` on. The batch is sorted by length."""
     best = torch.full((2, len(x), x.shape[2]), -torch.inf, device=x.device)
-    start = 1
     for row, length in enumerate(batch.lengths):  # slices, because a mask would cost a copy
         if length > start:
             part, into = x[row:, start:length], best[:, row:]
@@ -208,13 +210,13 @@ def _largest(x: Tensor, batch: Batch) -> Tensor:
     return best.cpu()
 
 
-def _position(x: Tensor, row: Tensor, neuron: Tensor, extreme: Tensor) -> Tensor:
+def _position(x: Tensor, row: Tensor, neuron: Tensor, extreme: Tensor, begins: int) -> Tensor:
     """Return the first counted position where x[row, :, neuron] is its extreme (M,), as int16."""
     positions = torch.empty(len(row), dtype=torch.int16)
     for start in range(0, len(row), 1 << 20):
         part = slice(start, start + (1 << 20))
         equal = x[row[part], :, neuron[part]].cpu() == extreme[part, None]  # (M, T)
-        equal[:, 0] = False  # padding may be equal, too, but comes later
+        equal[:, :begins] = False  # padding may be equal, too, but comes later
         positions[part] = equal.byte().argmax(1).to(torch.int16)  # the first of ties
     return positions
 

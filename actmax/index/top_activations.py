@@ -26,7 +26,8 @@ class ScanSummary:
     tokens: Tensor
     """(2, N, k) int16: the position of the top token, the first of ties."""
     written_at: Tensor
-    """(H, k) int32: the ids of the top tokens of the heads, which are the last H neurons; each id once."""
+    """(H, k) integers: the ids of the top tokens of the heads, which are the last H neurons; each id once. Of images,
+    whose patches have no ids, the ids of the images (int64)."""
     statistics: dict[str, Tensor]
     """Name -> the state (..., N) of each of `STATISTICS`."""
     token_count: int

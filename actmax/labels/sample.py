@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.actmax.index.scan import counted_length
+from icebear.actmax.reading import counted_length
 from icebear.concepts.passes.run import first_layers
 from icebear.concepts.passes.sites import by_site_layer, eager, hooks
 from icebear.db.store import Store
@@ -130,8 +130,9 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
     Sentences are drawn by their ids, which are hashes, so all neurons share them. The topics of a store are made once:
     k-means clusters of the vectors of train sentences.
 
-    Raises `StoreError` if the index has less than a quarter of the sentences of a part.
+    Raises `StoreError` if the index has less than a quarter of the sentences of a part, or is of images.
     """
+    store.check_texts("Labels are scored on sentences")
     limit, special = store.facts.get("max_tokens"), model.special_ids()
     rows: dict[str, list[SampleRow]] = {part: [] for part in SENTENCES}
     for sentence in store.sentences.starting_at(stable_hash(f"sample {seed}") >> 2):  # ids are a ring of 62 bits

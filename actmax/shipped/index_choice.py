@@ -133,7 +133,7 @@ def named_index(facts: Mapping[str, Any], file: str) -> str:
 
 def index_name(facts: Mapping[str, Any]) -> str:
     """Return how many documents of which texts an index has: "300 summaries"."""
-    count, of_corpus = documents_read(facts), f"documents of {facts['corpus']}"
+    count, of_corpus = documents_read(facts), f"{facts.get('input', 'documents')} of {facts['corpus']}"
     return f"{'all' if count is None else f'{count:,}'} {'summaries' if facts['corpus'] == WIKI else of_corpus}"
 
 

@@ -299,6 +299,15 @@ class PromptOptions:
         """The switches of the chat template."""
         return template_switches(self.template_option)
 
+    def read_or(self, image: str | None) -> Any:
+        """Return the path of an image if there is one, or else the prompt. Raises `UsageError` for an image with
+        options of a text."""
+        if image is None:
+            return self.read()
+        if self.chat or self.system is not None or self.pair is not None or self.template_option:
+            raise click.UsageError("--chat, --system, --pair and --template-option are of texts; leave them out.")
+        return image
+
     def read(self) -> Any:
         """Return the prompt, a text or a `Chat`. Raises `UsageError` without one."""
         if self.messages:
@@ -342,6 +351,8 @@ class AttributionOptions:
     contrast: str | None
     counterfactual: tuple[str, ...]
     counterfactual_image: str | None
+    examples: str | None
+    others: str | None
     base_model: str | None
     method: str | None
     span: str | None
@@ -361,14 +372,9 @@ class AttributionOptions:
 
     def _prompt(self) -> Any:
         """Return the prompt, or the path of an image. Raises `UsageError` for an image with options of a text."""
-        text = self.prompt
-        if self.image is None:
-            return text.read()
-        if self.counterfactual:
+        if self.image is not None and self.counterfactual:
             raise click.UsageError("--counterfactual is a text; compare an image by --counterfactual-image.")
-        if text.chat or text.system is not None or text.pair is not None or text.template_option:
-            raise click.UsageError("--chat, --system, --pair and --template-option are of texts; leave them out.")
-        return self.image
+        return self.prompt.read_or(self.image)
 
     def load_for_attribute(
         self, loading: ModelOptions, answer: int | None = None
@@ -382,9 +388,8 @@ class AttributionOptions:
         method = self.load_method()
         base_model = loading.load(self.base_model) if self.base_model is not None else None
         model = loading.load()
-        if model.task.reads_text is bool(self.image):
-            way = "an image; give --image" if not self.image else "a text; give a PROMPT"
-            raise click.UsageError(f"The input of {model.name} is {way}.")
+        check_input(model, self.image)
+        model = asked_by_examples(model, self.image, self.examples, self.others)
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
         if answer is not None:
             from icebear.models.text.answer import nth_answer
@@ -402,6 +407,25 @@ class AttributionOptions:
             "position": self.at,
             **{name: getattr(self, name) for name in names},
         }
+
+
+def check_input(model: icebear.Model, image: str | None) -> None:
+    """Raise `UsageError` for a text that a model of images would read, or the other way round."""
+    if model.task.reads_text is bool(image):
+        way = "an image; give --image" if not image else "a text; give a PROMPT"
+        raise click.UsageError(f"The input of {model.name} is {way}.")
+
+
+def asked_by_examples(
+    model: icebear.Model, image: str | None, examples: str | None, others: str | None
+) -> icebear.Model:
+    """Return the model, asked by two folders of images if they are given. Raises `UsageError` for only one of them."""
+    if examples is None and others is None:
+        return model
+    if image is None or examples is None or others is None:
+        raise click.UsageError("--examples and --others are two folders of images that --image is compared with.")
+    with waiting("Reading the examples"):
+        return icebear.by_examples(model, examples, others)
 
 
 def answered(model: icebear.Model, prompt: Any, count: int) -> icebear.Answer:

@@ -78,7 +78,7 @@ def indexing(
 ) -> Counter[str]:
     """Call `build_index` with its options and progress, then `embed_examples`; return the counts of the index."""
     with icebear.open_store(store_path, create=True) as store:
-        with bar("sentences") as move:
+        with bar(corpus.facts.get("input", "sentences")) as move:
             counts = icebear.build_index(model, corpus, store, on_progress=move, **options)
         _embed(store, encoder)
     return counts
@@ -94,7 +94,7 @@ def merging(model: icebear.Model, folder: str, store_path: str, encoder: icebear
 
 
 def _embed(store: icebear.Store, encoder: icebear.Encoder | None) -> None:
-    if encoder:
+    if encoder and not store.is_of_images:
         with bar("sentences encoded") as move:
             icebear.embed_examples(store, encoder, move)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import altair as alt
@@ -109,6 +111,8 @@ def _vocabulary(neuron: Neuron, polarity: str) -> None:
 
 
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
+    if opened.is_of_images:
+        return _images(opened, neuron, polarity)
     model = jobs.loaded(opened)
     is_head = neuron.site == "head"
     reading = (
@@ -155,6 +159,31 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
         _actions(card)
 
 
+def _images(opened: Store, neuron: Neuron, polarity: str) -> None:
+    """Show the card of a neuron in an index of images; the model cuts the crops."""
+    kind = links.bound(st.segmented_control, "Crops", "crop", list(page.CROPS), default="patch", required=True)
+    model, is_head = jobs.fitting(opened), neuron.site == "head"
+    examples = [row for side in SIDES for row in opened.examples(neuron, side, EXAMPLES)]
+    if kind == "relevance" and not is_head and any(row.relevance is None for row in examples):
+        with jobs.progress("Measuring relevance; finished images are kept") as step:
+            annotate(model, opened, [neuron], EXAMPLES, on_progress=step)
+    card = describe(opened, neuron, model, EXAMPLES, effect_sentences=0, crop=kind)
+    if card.title:
+        st.markdown(f"**{markdown.plain(card.title)}**")
+    st.caption(page.CROPS[kind])
+    for side in sorted(card.examples, key=lambda side: side != polarity):
+        st.markdown(f"### {page.heading(card, side)}")
+        if card.examples[side]:
+            _styled(page.images_html(card.examples[side], card.crops[side], is_head))
+        else:
+            st.caption("There is none.")
+    with st.expander("Statistics and labels"):
+        st.caption(markdown.plain(page.statistics_line(card)))
+        histogram(card.statistics, "patch", "image")
+        _styled(page.projections_html(card.projections, polarity))
+    _actions(card)
+
+
 def _title(card: Card) -> None:
     """Show the label of a neuron, and where a head looks."""
     if card.title:
@@ -177,10 +206,11 @@ def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
             _styled(page.projections_html(card.projections, polarity))
 
 
-def histogram(statistics: NeuronStatistics) -> None:
+def histogram(statistics: NeuronStatistics, token: str = "token", sentence: str = "sentence") -> None:
     """Show how often each activation is, from the smallest to the largest one, which few tokens have."""
     pictures.chart(histogram_chart(statistics), f"activations of {statistics.neuron}")
-    st.caption("The bars count one random token of each sentence; min and max are of all. Both axes are logarithmic.")
+    counted = f"The bars count one random {token} of each {sentence}; min and max are of all"
+    st.caption(f"{counted}. Both axes are logarithmic.")
 
 
 def histogram_chart(statistics: NeuronStatistics) -> alt.LayerChart:
@@ -337,6 +367,15 @@ def _swap(prompt: str, edit: str) -> None:
     links.go("steer", section="edits", edits=edit, prompt=prompt)
 
 
+def _switched_off(card: Card) -> str:
+    """Return the command that shows what the labels of the neuron's first image are without it."""
+    strongest = next((row for rows in card.examples.values() for row in rows), None)
+    image = str(Path(card.made_with["index"]["corpus"], strongest.sentence.text)) if strongest else "IMAGE"
+    asking = [] if jobs.model().labels else ["--examples", "FOLDER", "--others", "FOLDER"]
+    edit = ["--edit", f"{card.neuron}*0", "--model", served.model_name()]
+    return shlex.join(["icebear", "steer", "--image", image, *asking, *edit])
+
+
 def _actions(card: Card) -> None:
     left, middle, right = st.columns([2, 3, 1], vertical_alignment="bottom")
     key = f"label {card.neuron} {card.label or ''}"  # another key, and so another text, when somebody changes it
@@ -353,7 +392,10 @@ def _actions(card: Card) -> None:
     off = partial(links.to_steer, card.neuron, **({"prompt": prompt} if prompt else {}))
     steering = links.VIEWS["steer"].title
     with middle.container(horizontal=True):
-        st.button(f"Switch it off in {steering}", on_click=off, key="card_to_steer")
+        if card.is_of_images:
+            st.code(_switched_off(card), "bash", wrap_lines=True)
+        else:
+            st.button(f"Switch it off in {steering}", on_click=off, key="card_to_steer")
         if card.swap_edit:
             about = "At its first sentence, up to the underlined token, it takes its value in the next one."
             st.button(f"Swap it in {steering}", on_click=_swap, args=card.swap_edit, key="card_to_swap", help=about)

@@ -1,28 +1,36 @@
-"""Neurons: a search by words, and the card of one neuron."""
+"""Neurons: a search by words, or by an image, and the card of one neuron."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import streamlit as st
 from markupsafe import Markup
 
 from icebear.actmax import page
 from icebear.actmax.card import LARGE, SILENT
-from icebear.actmax.searching import headings, search
+from icebear.actmax.crops import crops_of
+from icebear.actmax.searching import headings, search, search_image
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.app.web import neuron_card
-from icebear.app.web.shared import links, markdown, served
+from icebear.app.web.shared import jobs, links, markdown, served
 from icebear.app.web.shared.header import no_store_yet
-from icebear.db.search import NO_NEURON, absence, absent
+from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absence, absent
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words, padded, words_of
+from icebear.errors import InputError
+from icebear.models.image_examples import ENDINGS
 from icebear.records import Example, Hit, Neuron
 
 HITS = 50
 """The results of a search."""
 PAGE_HITS = 10
 """The results that the page shows, and then adds on each click."""
+IMAGES_SHOWN = 4
+"""The images of each result of a search by an image."""
 SENTENCES = 2
 """The sentences of each polarity of a result."""
 
@@ -37,6 +45,10 @@ def show() -> None:
         neuron_card.show(name)
         return
     st.session_state["card_from"] = None
+    if served.has_images():
+        with results:
+            _search_by_image(left.file_uploader("Image", ENDINGS, key="image"))
+        return
     text = links.bound(left.text_input, "Words", "text", value="water")
     with results:
         _search(text)
@@ -73,6 +85,40 @@ def _search(text: str) -> None:
             if name:
                 st.caption(markdown.plain(f"Index: {name}"))
             _search_in(index, text, name)
+
+
+def _search_by_image(uploaded: Any) -> None:
+    """Show the neurons whose strongest images are like an uploaded one."""
+    if uploaded is None:
+        st.caption(
+            "Choose an image: the neurons whose strongest images are like it are shown, by the model's features."
+        )
+        return
+    with served.store() as opened, TemporaryDirectory() as folder:
+        model, path = jobs.fitting(opened), Path(folder, "image")
+        path.write_bytes(uploaded.getvalue())
+        try:
+            result = search_image(model, opened, path, PAGE_HITS)
+        except InputError:
+            st.error("This file cannot be read as an image; choose another one.")
+            return
+        similar = ", ".join(f"{markdown.plain(name)} ({cosine:.2f})" for name, cosine in result.images)
+        st.caption(f"The most similar images of the index, by cosine: {similar}")
+        st.markdown(f"## {LIKE_IMAGE}")
+        if not result.hits:
+            st.info(NO_NEURON_LIKE)
+        for hit in result.hits:
+            examples = opened.examples(hit.neuron, hit.polarity, IMAGES_SHOWN)
+            crops = crops_of(model, opened, examples)
+            with st.container(border=True, key=f"result {hit}"):
+                st.button(f"**{hit}**", key=f"open {hit}", type="tertiary", on_click=links.open_card, args=_side(hit))
+                st.caption(markdown.plain("; ".join(hit.why)))
+                shown = page.images_html(examples, crops, hit.neuron.site == "head")
+                st.html(neuron_card.STYLED.format(Markup(page.STYLE), shown))
+
+
+def _side(hit: Hit) -> tuple[str, str]:
+    return str(hit.neuron), hit.polarity
 
 
 def _search_in(opened: Store, text: str, name: str) -> None:

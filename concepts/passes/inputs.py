@@ -146,16 +146,15 @@ class Stream(Recorder):
             )
 
     def sinks(self, row: int) -> tuple[int, ...]:
-        """Return the sinks of a prompt: the first position (if `Family.first_is_sink`), special tokens, and huge
-        residual streams."""
+        """Return the sinks of a prompt: the first position (if `Family.first_is_sink`) and special tokens, or the
+        tokens that a model of images adds to its patches; and huge residual streams."""
         ids, read = self.batch.row_ids(row), self.batch.lengths[row]
-        task_sinks = self.model.task.own_tokens(self.model)
-        if task_sinks is not None:
-            return task_sinks
         stream = self.norms[row][:, self.batch.columns(row)]  # (L, T)
-        special = self.model.special_ids()
-        first_is_sink = not self.model.has_family or self.model.family.first_is_sink
+        own_tokens = self.model.task.own_tokens(self.model)
+        first_is_sink = own_tokens is None and (not self.model.has_family or self.model.family.first_is_sink)
+        special = self.model.special_ids() if own_tokens is None else ()
         sinks = {*[0] * first_is_sink, *(position for position, token in enumerate(ids) if token in special)}
+        sinks |= {*(own_tokens or ())}
         for start, part in ((0, stream[:, :read]), (read, stream[:, read:])):  # of the encoder, of the decoder
             norms = part[(part != 0).any(1)]
             if norms.numel():

@@ -151,7 +151,7 @@ def _batches(model: Model) -> Iterator[Batch]:
 
 def noise(model: Model, shape: Sequence[int] = ()) -> Tensor:
     """Return seeded random images (BATCH, C, H, W) for a classifier of images. shape: (C, H, W), if not the model's."""
-    shape = shape or (model.config.num_channels, *images.pair(model.config.image_size))
+    shape = shape or (model.config.num_channels, *images.usual_size(model))
     return torch.randn(BATCH, *shape, generator=torch.Generator().manual_seed(0))
 
 

@@ -71,6 +71,8 @@ def project(
         )
     if neuron.site not in WRITERS:
         raise InputError(f"{neuron} does not write to the residual stream; choose a neuron of site ffn or attn.")
+    if not model.output_size:
+        raise InputError(f"{model.name} has no labels that {neuron} could write to; ask it by examples.")
     if isinstance(lens, Path):
         return through_file(model, neuron, check_int(k, "The number of tokens"), LensFile.read(lens, model))
     return projections(model, [neuron], k, lens)[neuron]
@@ -93,7 +95,7 @@ def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
     """Project through both lenses. The first is the one that predicts effects in this layer better, if that is
     measured, else the direct one. An image classifier has the direct one only."""
     if not model.task.reads_text:  # a few labels have no words that stand out
-        return [project(model, neuron, k)]
+        return [project(model, neuron, k)] if model.labels else []
     direct, mean = (_compared(model, neuron, k, lens) for lens in LENSES)
     built = mean_lens(model)
     if built is None:
@@ -134,7 +136,7 @@ def projections(model: Model, neurons: Iterable[Neuron], k: int = 20, lens: str 
     k = check_int(k, "The number of tokens")
     one_of(lens, "lens", LENSES)
     writers = [neuron for neuron in dict.fromkeys(neurons) if neuron.site in WRITERS]
-    if not writers:
+    if not writers or not model.output_size:
         return {}
     return dict(zip(writers, _projected(model, writers, _rows(model, writers, lens), k, lens), strict=True))
 

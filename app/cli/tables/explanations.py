@@ -14,7 +14,7 @@ from rich.text import Text
 
 from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
 from icebear.app.cli.tables.nodes import Words, ablation_table, nodes_table
-from icebear.explanation.sentences import lines, through_text
+from icebear.explanation.sentences import image_head_lines, lines, through_text
 from icebear.lines import WIDTH, Line
 from icebear.render import normalized, quoted, visible
 
@@ -46,6 +46,8 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
         parts.append(ablation_table(explanation.ablations))
     controls = (explanation.removal_control, *explanation.patch_controls)
     parts += [Text(str(control), "dim") for control in controls if control]
+    heads = image_head_lines(explanation)
+    parts += [screen(heads)] if heads else []
     return Group(*parts)
 
 

@@ -20,17 +20,22 @@ from icebear.errors import InputError, StoreError, need
 from icebear.models.loading.presets import model_option
 from icebear.paths import local
 from icebear.records import LENSES
+from icebear.render import visible
 
 if TYPE_CHECKING:
     from icebear.actmax.neuronpedia_import import Dashboards
     from icebear.records import Meaning
 
 WIKI = "wiki-summaries"
+NAMED = 10
+"""The most files that are named."""
 OF_OTHER_CORPORA = (
     *("limit", "language", "column", "subset", "split", "revision"),
     *("parts", "part", "merge", "workers", "address"),
 )
 """Options of a scan that dashboards do not have."""
+OF_TEXTS = ("language", "column", "subset", "split", "revision", "max_tokens", "encoder")
+"""Options of a scan of texts that images do not have."""
 SITES = ("ffn", "attn", "q", "k", "v", "mixer", "head")
 
 
@@ -38,13 +43,18 @@ SITES = ("ffn", "attn", "q", "k", "v", "mixer", "head")
 class Options:
     neurons: tuple[str, ...] = argument(nargs=-1)
     corpus: str | None
+    images: str | None = option(
+        "Index the images of this folder and its subfolders, for a model that reads images: the strongest patches.",
+        type="folder",
+    )
     language: str = option(f"Language of the corpus; en, es or fr for {WIKI}.", "en", advanced=True)
     column: str = option("Column (or field) of a file or dataset that has the text.", "text", advanced=True)
     subset: str | None = option("Subset (configuration) of a Hugging Face dataset.", advanced=True)
     split: str | None = option("Split of a Hugging Face dataset.", show_default="train", advanced=True)
     revision: str | None = option("Revision of a Hugging Face dataset.", show_default="latest", advanced=True)
     limit: int | None = option(
-        "Number of documents to read, a sample of the corpus. Run again with a larger number to extend the index.",
+        "Number of documents (or images) to read, a sample of the corpus. Run again with a larger number to extend the "
+        "index.",
         type="count",
     )
 
@@ -91,6 +101,9 @@ def index(options: Options) -> None:
 
     You can interrupt the command at any time; run it again to resume.
 
+    With --images, a sentence is an image, and its tokens are the patches. The store has the names and digests of the
+    files, not their pixels: keep the folder.
+
     With --annotate, the command scans no text. It takes the examples of NEURONS (or, with --prompt, of the most
     relevant neurons) and attributes the neuron's activation in each example to the tokens of the example.
 
@@ -106,12 +119,15 @@ def index(options: Options) -> None:
       icebear index --part 1/8 --parts parts
       icebear index --merge --parts parts --store wiki.db
       icebear index --from-neuronpedia dashboards --store theirs.db
+      icebear index --images photos --store photos.db --model my-vit
     """
     modes = {"--status": options.status, "--annotate": options.annotate, "--lens": options.lens}
     modes["--from-neuronpedia"] = options.from_neuronpedia is not None
     chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
-    if len(chosen) > 1 or (chosen and options.corpus is not None):
-        raise click.UsageError(f"{' and '.join([*chosen, '--corpus'][:2])} exclude each other; give one of them.")
+    corpora = {"--corpus": options.corpus, "--images": options.images}
+    exclusive = [*chosen, *(name for name, value in corpora.items() if value is not None)]
+    if len(exclusive) > 1:
+        raise click.UsageError(f"{' and '.join(exclusive[:2])} exclude each other; give one of them.")
     if options.status:
         return _status(options)
     if options.annotate:
@@ -127,7 +143,7 @@ def index(options: Options) -> None:
     from icebear.actmax.shipped.index_choice import replacement
 
     part = _part(options)
-    encoder = _encoder(options.encoder) if options.encoder != "none" and not part else None
+    encoder = _encoder(options.encoder) if options.encoder != "none" and not (part or options.images) else None
     model, how = options.model.load(), {"k": options.k, "sites": options.site, "max_tokens": options.max_tokens}
     if part:
         return _scan_part(options, model, *part, how)
@@ -139,9 +155,23 @@ def index(options: Options) -> None:
         counts = indexing(model, _documents(options), options.store, encoder, **how)
     with icebear.open_store(options.store) as store:
         document = {**store.made_with(), "store": options.store, "counts": counts}
-    lines = [f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}"]
+        lines = [f"{options.store}: {_counted(counts, store.is_of_images)}", *_skipped(store)]
     lines += filter(None, [replacement(local(options.store), document["model"]["name"])])
     show(options.json, document, *lines)
+
+
+def _counted(counts: Counter[str], of_images: bool) -> str:
+    """Say how many sentences were read; of images, how many files."""
+    names = {"documents": "images", "sentences": ""} if of_images else {}
+    named_counts = {names.get(what, what): n for what, n in counts.items()}
+    return ", ".join(f"{n:,} {what}" for what, n in named_counts.items() if what)
+
+
+def _skipped(store: icebear.Store) -> list[str]:
+    """Name the files of an index of images that are no images."""
+    names = store.sentences.unread() if store.is_of_images else []
+    listed = ", ".join(map(visible, names[:NAMED])) + (" ..." if len(names) > NAMED else "")
+    return [f"Skipped, because they cannot be read as images: {listed}"] if names else []
 
 
 def _from_neuronpedia(options: Options) -> None:
@@ -212,6 +242,8 @@ def _other_texts(options: Options) -> str:
 
 
 def _documents(options: Options) -> icebear.Corpus:
+    if options.images:
+        return icebear.read_images(options.images, options.limit)
     return icebear.read_corpus(
         WIKI if options.corpus is None else options.corpus,
         *(options.limit, options.language, options.column, options.subset, options.split, options.revision),
@@ -220,6 +252,8 @@ def _documents(options: Options) -> icebear.Corpus:
 
 def _part(options: Options) -> tuple[int, int] | None:
     """Return I and N of --part. Raises `UsageError` for options that do not go together."""
+    if options.images:
+        excluded("--images", OF_TEXTS)
     if (options.part or options.merge) and not options.parts:
         raise click.UsageError("--part and --merge need --parts, the folder of the parts; add it.")
     if options.parts and not (options.part or options.merge or options.workers):
@@ -239,7 +273,7 @@ def _part(options: Options) -> tuple[int, int] | None:
 def _scan_part(options: Options, model: icebear.Model, part: int, parts: int, how: dict[str, Any]) -> None:
     from icebear.actmax.index.part_files import parts_lines
 
-    with bar("sentences") as move:
+    with bar("images" if options.images else "sentences") as move:
         path = icebear.scan_part(model, _documents(options), str(options.parts), part, parts, on_progress=move, **how)
     document: dict[str, Any] = {"part": part, "parts": parts, "file": str(path), **model.made_with}
     show(options.json, document, f"{path}: part {part} of {parts} is complete.", *parts_lines(path.parent))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import icebear
 from icebear.app.cli.options import ModelOptions, argument, exactly_one, excluded, named, option, record, verb
@@ -20,6 +20,7 @@ STORE_ALONE = (
     "From the store alone. --effects loads the model and adds the words through the layers above and the effects "
     "measured at these sentences."
 )
+IMAGES_ALONE = "From the store alone. --html FILE loads the model and shows the crops of these images."
 NOT_MEASURED = "icebear index --lens measures how well these words predict what the neuron does."
 
 
@@ -41,6 +42,11 @@ class Options:
         "Load the model. Add the neuron's measured effects, and the words that it promotes through the layers above."
     )
     annotate: bool
+    crop: Literal["patch", "relevance"] = option(
+        "With --html, for an index of images: show the patch with its surroundings, or the square with half of the "
+        "relevance of the activation, which is measured first and saved in the store.",
+        "patch",
+    )
     more: int | None = option(
         "Load the model. Read so many more sentences of the index's corpus for this neuron, and show the strongest.",
         type="count",
@@ -64,6 +70,7 @@ def neuron(options: Options) -> None:
     that it raises and lowers there. With
     --base-model, the command shows the tokens that the neuron promotes in each of the two models. It also shows
     the cosine between the neuron's W_in row in one model and its W_in row in the other, and likewise for W_out.
+    The card from an index of images has files and patches; with --html it shows a crop of each.
 
     Example:
       icebear neuron L29.ffn.860 --top 5
@@ -83,7 +90,7 @@ def neuron(options: Options) -> None:
         options = replace(options, store=path)
     if not (_measures(options, wanted) or options.more or options.base_model is not None):
         with store_alone(options.store, options.model.model) as store:
-            if store:
+            if store and not (store.is_of_images and options.html):  # whose crops need the model
                 return _card(None, wanted, store, options)
     model = options.model.load()
     if options.base_model is not None:
@@ -108,20 +115,24 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
     from icebear.app.cli.tables.cards import card_report
 
     store.neurons.statistics(wanted)
-    if model and options.annotate:
+    has_crops = store.is_of_images and bool(options.html)
+    if model and (options.annotate or (has_crops and options.crop == "relevance")):
         annotating(model, store, [wanted], options.top)
-    measures = _measures(options, wanted)
+    measures = _measures(options, wanted) or has_crops
     other = store_beside(options.store, store.facts.get("model"))
     with other as beside, waiting("Measuring effects") if measures else nullcontext():
         reading = model if measures else None
-        card = icebear.describe(store, wanted, reading, options.top, search_vectors=True, beside=beside)
+        card = icebear.describe(
+            store, wanted, reading, options.top, search_vectors=True, beside=beside, crop=options.crop
+        )
     if model and options.more:
         with bar("sentences") as move:
             more = icebear.more_examples(model, store, wanted, options.more, options.top, on_progress=move)
         card = replace(card, beside=(*card.beside, more.beside))
     write_page(options.html, card.to_html)
     report = card_report(card, ("--store", options.store) if named("store") else ())
-    show(options.json, card.to_dict(), report, *([] if measures else [STORE_ALONE]), names=options.names)
+    alone = IMAGES_ALONE if store.is_of_images else STORE_ALONE
+    show(options.json, card.to_dict(), report, *([] if measures else [alone]), names=options.names)
 
 
 def _through_lens_file(wanted: Neuron, path: str, options: Options) -> None:

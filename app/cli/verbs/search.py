@@ -1,4 +1,4 @@
-"""`icebear search`: find neurons by words."""
+"""`icebear search`: find neurons by words, or by an image."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import icebear
-from icebear.app.cli.options import argument, record, verb
+from icebear.app.cli.options import ModelOptions, argument, exactly_one, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_beside, store_or_shipped
 from icebear.points import Naming
@@ -15,20 +15,29 @@ from icebear.records import Hit
 
 @record
 class Options:
-    text: str = argument()
+    text: str | None = argument(required=False)
+    image: str | None
     top: int
     store: str
     json: bool
     names: Naming
+    model: ModelOptions
 
 
 @verb(Options)
 def search(options: Options) -> None:
     """Find neurons related to TEXT: by the sentences that activate a neuron, and by the tokens that it promotes.
 
+    With --image, find neurons of an index of images whose strongest images are like this one, by the features of the
+    model.
+
     Example:
       icebear search "Arctic ice" --store wiki.db --top 5
+      icebear search --image bear.png --store photos.db --model my-vit
     """
+    exactly_one({"TEXT": options.text, "--image": options.image})
+    if options.image:
+        return _by_image(options.image, options)
     from icebear.app.cli.tables.cards import hits_report
 
     with icebear.open_store(store_or_shipped(options.store, lambda: icebear.load_model())) as store:
@@ -42,6 +51,19 @@ def search(options: Options) -> None:
         *(line for row in (result, *beside) for line in hits_report(**vars(row))),
         names=options.names,
     )
+
+
+def _by_image(image: str, options: Options) -> None:
+    from icebear.actmax.searching import search_image
+    from icebear.app.cli.tables.cards import like_image_report
+
+    with icebear.open_store(options.store) as store:
+        result = search_image(options.model.load(), store, image, options.top)
+        labels = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in result.hits}
+        document = {**store.made_with(), "searched": f"{options.store}. It holds {store.sample}"}
+    document["hits"] = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in result.hits]
+    document["images"] = [{"file": name, "cosine": cosine} for name, cosine in result.images]
+    show(options.json, document, *like_image_report(result, labels, document["searched"]), names=options.names)
 
 
 @dataclass(frozen=True)
@@ -60,6 +82,7 @@ class _Result:
         from icebear.actmax.shipped.index_choice import store_name
         from icebear.db.search import absent
 
+        assert options.text is not None
         hits = searching.search(store, options.text, options.top)
         labels = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}
         about = f"{store_name(store)}. It holds {store.sample}"

@@ -14,6 +14,7 @@ from icebear.app import example
 from icebear.app.web.shared import all_visitors
 from icebear.db.store import Store, complete_facts, open_store
 from icebear.errors import IcebearError
+from icebear.records import IMAGES
 
 
 def settings() -> dict[str, Any]:
@@ -78,6 +79,11 @@ def beside(opened: Store) -> AbstractContextManager[Store | None]:
 def has_store(site: str | None = None) -> bool:
     """Return whether cards can be read. Raises `StoreError` if the named file is something else."""
     return _has(store_path(site), site)
+
+
+def has_images() -> bool:
+    """Return whether the index that is read is one of images. Raises `StoreError` as `has_store` does."""
+    return complete_facts(store_path()).get("input") == IMAGES
 
 
 def has_labels() -> bool:
