@@ -10,6 +10,7 @@ from icebear.actmax.page import Card
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.answers.what_if import WhatIf
 from icebear.concepts.nodes.controls import Ablation
+from icebear.concepts.nodes.image_shares import ImageShares
 from icebear.concepts.results.effects import Effects
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
@@ -64,6 +65,8 @@ class ExplainedPrediction(SavedResult, Tabled):
     """The control that removes the two tokens that contribute most."""
     patch_controls: tuple[RandomControl, ...] = ()
     """Of an image: its first patches deleted, and inserted (`patch_controls`)."""
+    image_shares: ImageShares | None = None
+    """Of a prompt with an image: relevance by part, also with the image blurred."""
     silencing_control: RandomControl | None = None
     """The control that sets the first nodes to 0 (`silencing_control`)."""
     cards: tuple[Card, ...] = ()
@@ -115,6 +118,7 @@ class ExplainedPrediction(SavedResult, Tabled):
             "ablation": [vars(row) for row in self.ablations],
             "removal_control": self.removal_control and self.removal_control.to_dict(),
             "patch_controls": [control.to_dict() for control in self.patch_controls],
+            "image_shares": self.image_shares and vars(self.image_shares),
             "silencing_control": self.silencing_control and self.silencing_control.to_dict(),
             "cards": [card.to_dict() for card in self.cards],
             "effects": self.effects and self.effects.to_dict(),

@@ -348,16 +348,22 @@ class AttributionOptions:
 
         return method_of(self.method)
 
+    @property
+    def alone(self) -> str | None:
+        """The path of an image that is explained without a text."""
+        return None if self.prompt.prompt is not None or self.prompt.messages else self.image
+
     def _prompt(self) -> Any:
-        """Return the prompt, or the path of an image. Raises `UsageError` for an image with options of a text."""
+        """Return the prompt, or the path of an image that is explained alone. Raises `UsageError` for such an image with
+        options of a text."""
         text = self.prompt
-        if self.image is None:
+        if self.alone is None:
             return text.read()
         if self.counterfactual:
             raise click.UsageError("--counterfactual is a text; compare an image by --counterfactual-image.")
         if text.chat or text.system is not None or text.pair is not None or text.template_option:
             raise click.UsageError("--chat, --system, --pair and --template-option are of texts; leave them out.")
-        return self.image
+        return self.alone
 
     def arguments(self, loading: ModelOptions, answer: int | None = None) -> tuple[icebear.Model, dict[str, Any]]:
         """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first,
@@ -367,9 +373,13 @@ class AttributionOptions:
         method = self.load_method()
         base_model = loading.load(self.base_model) if self.base_model is not None else None
         model = loading.load()
-        if model.task.reads_text is bool(self.image):
-            way = "an image; give --image" if not self.image else "a text; give a PROMPT"
+        is_alone = self.alone is not None
+        if model.task.reads_text is is_alone:
+            way = "a text, or a text with an image; give a PROMPT" if is_alone else "an image; give --image alone"
             raise click.UsageError(f"The input of {model.name} is {way}.")
+        image = None if is_alone else self.image
+        if image is not None and (self.span is not None or answer is not None):
+            raise click.UsageError("--span, --sources and --answer are of texts alone; leave out --image.")
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
         if answer is not None:
             from icebear.models.text.answer import nth_answer
@@ -380,6 +390,7 @@ class AttributionOptions:
         names = ("target", "contrast", "counterfactual_image", "target_text", "number", "prefix", "checkpoint")
         return model, {
             "prompt": prompt,
+            **({"image": image} if image is not None else {}),
             "span": None if self.span == "all" else self.span,
             "counterfactual": other,
             "base_model": base_model,

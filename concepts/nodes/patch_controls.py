@@ -31,7 +31,7 @@ def patch_controls(model: Model, relevance: Relevance, seed: int = 0) -> tuple[R
     """
     model.check_made(relevance.made_with["model"], "The relevance")
     compared = relevance.counterfactual
-    if relevance.image is None or compared is None or len(compared.pairs) != 1 or relevance.target is None:
+    if not relevance.prompt.is_image or compared is None or len(compared.pairs) != 1 or relevance.target is None:
         return ()
     image, other = compared.pairs[0].batch.pixels  # type: ignore[misc]
     chosen, drawn, shifted = _choices(relevance.image.patches, grid(model, image), seed)

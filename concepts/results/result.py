@@ -464,9 +464,14 @@ class Relevance(SavedResult, Tabled):
 
     def heatmap(self) -> Markup:
         """Return the tokens on the color of their relevance, or the image, as HTML."""
-        if self.image:
-            return render("icebear/image.html", png=b64encode(self.image.png()).decode())
-        return heatmap(list(self.prompt.strings), self.tokens.tolist(), self.prompt.sinks, self.prompt.template)
+        picture = render("icebear/image.html", png=b64encode(self.image.png()).decode()) if self.image else Markup("")
+        if self.prompt.is_image:
+            return picture
+        values = dict(enumerate(zip(self.prompt.strings, self.tokens.tolist(), strict=True)))
+        shown = [position for position in values if position not in {*self.prompt.image_positions}]
+        strings, relevance = ([values[position][part] for position in shown] for part in (0, 1))
+        gray = ([number for number, p in enumerate(shown) if p in {*left}] for left in (self.prompt.sinks, self.prompt.template))
+        return picture + heatmap(strings, relevance, *gray)
 
     def _fragment(self, k: int) -> Markup:
         """Return the target, the heatmap, conservation and the top k neurons."""

@@ -220,7 +220,9 @@ def why_no_stages(model: Model, relevance: Relevance) -> str:
         return f"{model.name} has no attention heads, or scans beside them, so its answers have no stages."
     if compared is None or compared.model is not None:
         return "Stages compare two prompts; give a counterfactual (`suggest_counterfactuals` finds one)."
-    if relevance.target is None or relevance.image or len(relevance.prompt.target_positions) != 1:
+    if relevance.image:
+        return "Stages compare two texts, and this prompt is or has an image."
+    if relevance.target is None or len(relevance.prompt.target_positions) != 1:
         return "Stages explain one token of a text; give a target of one token."
     if not {*sites} <= {*relevance.sites} or len(relevance.neurons.recorded) != len(relevance.tokens):
         return f"Stages need the relevance of the sites {', '.join(sites)} at all positions; record them."

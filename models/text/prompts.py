@@ -29,7 +29,8 @@ pixels."""
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: one of these is set; once it was read, also its ids."""
+    """A prompt: one of these is set, or a text, ids or a chat and the image that it is about; once it was read, also its
+    ids."""
 
     text: str | None = None
     """A text, or for an image classifier the path of an image."""
@@ -41,8 +42,8 @@ class Prompt:
     """The texts or ids of single tokens, as results show them; no special tokens are added."""
     chat: Chat | None = None
     image: Any = None
-    """An image, or pixels (C, H, W)."""
-    about: str = "another image"
+    """An image, or pixels (C, H, W); in a prompt also a path, and once it was read a `PromptImage`."""
+    about: str = ""
     """In words, an image that another one is compared with."""
 
     @classmethod

@@ -313,7 +313,7 @@ def _checked(options: Options) -> AttributionOptions:
     """Return what is explained. Raises `UsageError` where options do not go together."""
     attribution = options.attribution
     prompt, pairs = attribution.prompt, len(attribution.counterfactual)
-    exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
+    exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.alone, "--messages": prompt.messages})
     if options.answer and not prompt.messages:
         raise click.UsageError("--answer is a message of a conversation; give --messages FILE.")
     if options.png and not attribution.image:

@@ -1,0 +1,286 @@
+"""Prompts with an image: the laws of every kind of model that reads images with text, and where the map's patches are."""
+
+from dataclasses import replace
+
+import pictured
+import pytest
+import torch
+from conftest import Double
+from PIL import Image, ImageDraw
+
+from icebear import Chat, attribute, load_model
+from icebear.concepts.image_laws import image_laws, misplaced, pixel_blocks
+from icebear.errors import InputError
+from icebear.models.objective import objective_of
+from icebear.models.parts.vision import VISION
+from icebear.models.prompt_image import PromptImage, patches_of
+from icebear.models.text.prompt_images import map_of, with_image
+from icebear.models.text.prompts import Prompt
+
+KINDS = list(pictured.CONFIGS)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_laws_hold_for_every_kind(kind, attention):
+    with Double():
+        model = pictured.made(kind, attention)
+        laws = image_laws(model, [pictured.prompt(kind, seed) for seed in (0, 1)])
+    assert max(laws[name] for name in ("sums", "gradient", "batch")) < 1e-6, laws
+    assert laws["blocks"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_right_block_the_law_of_blocks_fails(kind):
+    """The control: a map that is shifted by a block is wrong for every token."""
+    model = pictured.made(kind)
+    prompt = with_image(model, pictured.prompt(kind))
+
+    class Shifted(PromptImage):
+        def token_sums(self, values):
+            return super().token_sums(values).roll(1)
+
+    shifted = Shifted(**vars(prompt.image))
+    prompt = type(prompt)(ids=prompt.ids, image=shifted)
+    assert len(misplaced(model, prompt)) == pictured.TOKENS[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_forward_pass_is_the_models_own(kind):
+    """With rules, and with our attention over the patches of all images (Qwen)."""
+    with Double():
+        model = pictured.made(kind)
+        prompt = with_image(model, pictured.prompt(kind))
+        own = model.net(**model.inputs(objective_of(model, [prompt]).batch)).logits[0, -1]
+        for options in ({"method": "attnlrp"}, {"counterfactual_image": "blur"}):
+            result = attribute(model, prompt, sites=(), **options)
+            assert result.target.logit == pytest.approx(own[result.target.id].item(), rel=1e-6)
+    assert int(own.argmax()) == result.target.id
+
+
+DRAWS, CONTRAST = 20, 3
+TOWERS = ("vision_tower", "vision_model", "visual")
+
+
+def planted(kind):
+    """A model in which patches mix only in the first text layer, by uniform attention, and words are zero, and prompts
+    whose answer one patch decides.
+
+    The row of the unembedding of each prompt's answer is set so that the answer has 1 with the image as it is, 1
+    without any other patch, and 0 without the planted one. The contrast has 0.
+    """
+    model = pictured.made(kind)
+    first_layer, *later = model.layer_modules
+    silent = [(first_layer, "q_proj k_proj down_proj"), *((layer, "o_proj down_proj") for layer in later)]
+    tower = next(getattr(model.net.model, name) for name in TOWERS if hasattr(model.net.model, name))
+    silent.append((tower, "out_proj proj projection_layer position_embedding pos_embed"))
+    for parent, names in silent:
+        for path, module in parent.named_modules():
+            if path.rpartition(".")[2] in names.split() and "patch_embed" not in path:
+                for parameter in module.parameters():
+                    parameter.zero_()
+    for path, parameter in model.net.named_parameters():
+        if path.endswith(("bias", "position_embeddings", "class_embedding", "cls_token")):
+            parameter.zero_()
+    text = pictured.ids(kind)
+    model.embeddings[0].weight[text] = 0
+    images = [pictured.pixels(kind, seed) for seed in range(DRAWS)]
+    prompts = [with_image(model, Prompt(ids=tuple(text), image=pixels)) for pixels in images]
+    chosen = [(7 * seed + seed // 3) % pictured.TOKENS[kind] for seed in range(DRAWS)]
+    answers = [token for token in range(64) if token not in (*text, CONTRAST)][:DRAWS]
+    for prompt, token, answer in zip(prompts, chosen, answers, strict=True):
+        streams = final_streams(model, prompt)
+        wanted = torch.ones(len(streams), dtype=torch.float64)
+        wanted[1 + token] = 0
+        model.net.get_output_embeddings().weight[answer] = torch.linalg.pinv(streams) @ wanted
+    model.net.get_output_embeddings().weight[CONTRAST] = 0
+    return model, prompts, chosen, answers
+
+
+def final_streams(model, prompt):
+    """Return the residual stream after the final norm at the last token: of the image, and without each patch."""
+    image = prompt.image
+    blocks = pixel_blocks(image)
+    images = tuple(scaled(image, factor) for factor in (1, *(1 - block for block in blocks)))
+    batch = objective_of(model, [prompt]).batch
+    return model.final_stream(replace(batch.rows([0] * len(images)), images=images))[:, -1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_planted_patch_is_first_in_20_of_20(kind):
+    with Double():
+        model, prompts, chosen, answers = planted(kind)
+        for method in ("cp-lrp", "attnlrp"):
+            results = attribute(model, prompts, answers, method=method, number="logit", sites=())
+            assert [first(result) for result in results] == chosen
+            shuffled = [first(result) for result in reversed(results)]
+            assert sum(a == b for a, b in zip(shuffled, chosen, strict=True)) < DRAWS  # the control
+        compared = [
+            attribute(model, prompt, answer, contrast=CONTRAST, counterfactual=without(prompt), sites=())
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        assert [first(result) for result in compared] == chosen
+
+
+def scaled(image, factor):
+    return replace(image, inputs={**image.inputs, "pixel_values": image.values * factor})
+
+
+def without(prompt):
+    """Return the prompt with an image too dark to count; SmolVLM leaves out images of zeros."""
+    return replace(prompt, image=scaled(prompt.image, 1e-30))
+
+
+def first(result):
+    """Return which token of the image has the largest relevance."""
+    return int(result.tokens[list(result.prompt.image_positions)].argmax())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_map_has_the_relevance_of_each_token_at_its_block(kind):
+    with Double():
+        model = pictured.made(kind)
+        result = attribute(model, pictured.prompt(kind), method="cp-lrp", sites=())
+    prompt, map_ = result.prompt, result.image
+    assert map_.picture.shape == pictured.pixels(kind).shape
+    low, high = pictured.pixels(kind).amin(), pictured.pixels(kind).amax()
+    assert torch.allclose(map_.picture.double(), (pictured.pixels(kind) - low) / (high - low), atol=1e-6)
+    for position in prompt.image_positions:
+        row, column = map(int, prompt.strings[position].split(","))
+        assert map_.patches[row, column].item() == pytest.approx(result.tokens[position].item(), abs=1e-12)
+    assert map_.pixels.sum().item() == pytest.approx(result.tokens[list(prompt.image_positions)].sum().item())
+    assert prompt.text.count("[image]") == 1
+    assert sorted(sum(prompt.parts.values(), ())) == list(range(len(prompt.ids)))
+
+
+def tiled(rows, columns, has_overview):
+    """An image of tiles of 4 x 6 pixels, blocks of 2 x 3."""
+    count = rows * columns + has_overview
+    values = torch.randn(count, 3, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    inputs = {"pixel_values": values[None]}
+    return PromptImage(inputs, "rows of tiles", (2, 3), 1, (rows, columns), has_overview)
+
+
+@pytest.mark.parametrize(("rows", "columns", "has_overview"), [(1, 1, False), (2, 3, True), (3, 1, True), (2, 2, False)])
+def test_tiles_are_put_back_where_they_were_cut_from(rows, columns, has_overview):
+    image = tiled(rows, columns, has_overview)
+    tiles = image.tiles
+    picture, *overview = image.views(tiles)
+    assert picture.shape == (3, 4 * rows, 6 * columns)
+    for row in range(rows):
+        for column in range(columns):
+            cut = picture[:, 4 * row : 4 * row + 4, 6 * column : 6 * column + 6]
+            assert torch.equal(cut, tiles[row * columns + column])
+    assert len(overview) == has_overview
+    assert torch.equal(image.cut([picture, *overview]), tiles)
+    assert torch.equal(image.with_tiles(tiles).values, image.values)
+    relevance = torch.randn_like(image.values)
+    shown = map_of(image, relevance)
+    assert shown.pixels.sum().item() == pytest.approx(relevance.sum().item())
+    of_tiles = relevance[0].sum(1)
+    for y in range(4 * rows):
+        for x in range(6 * columns):
+            value = of_tiles[y // 4 * columns + x // 6, y % 4, x % 6]
+            if has_overview:  # one of its pixels is rows x columns pixels of the picture
+                value = value + of_tiles[-1, y // rows, x // columns] / (rows * columns)
+            assert shown.pixels[y, x].item() == pytest.approx(value.item())
+    sums = dict(zip(image.token_names, image.token_sums(relevance).tolist(), strict=True))
+    assert len(sums) == image.count == 4 * len(tiles)
+    for name, value in sums.items():
+        y, x = map(int, name.removeprefix("overview:").split(","))
+        in_overview = name.startswith("overview:")
+        tile = of_tiles[-1] if in_overview else of_tiles[y // 2 * columns + x // 2]
+        y, x = (y, x) if in_overview else (y % 2, x % 2)
+        assert value == pytest.approx(tile[2 * y : 2 * y + 2, 3 * x : 3 * x + 3].sum().item())
+
+
+def test_patches_follow_each_other_as_the_processor_makes_them():
+    """Against transformers' own: each pixel stands where Qwen's processor puts it."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    pixels = torch.randn(3, 16, 24, dtype=torch.float32)
+    theirs, rows, columns = Qwen2VLImageProcessorPil().patchify(pixels.numpy(), 4, 2, 2)
+    assert (rows, columns) == (4, 6)
+    assert torch.equal(torch.tensor(theirs), patches_of(pixels, (8, 8), 2, 2))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def loaded(request, tmp_path_factory):
+    """A model of a folder, with its tokenizer and image processor, and the path of a wide picture."""
+    folder = pictured.save(request.param, tmp_path_factory.mktemp(request.param))
+    picture = Image.new("RGB", (80, 40), "white")
+    ImageDraw.Draw(picture).ellipse((50, 5, 75, 35), fill="saddlebrown")
+    picture.save(folder / "bear.png")
+    return load_model(str(folder), dtype="float32", device="cpu"), folder
+
+
+GRIDS = {"smolvlm": (1, 2), "internvl": (1, 2)}
+
+
+def test_a_picture_a_text_and_a_chat_are_read_as_the_model_reads_them(loaded):
+    model, folder = loaded
+    kind = model.net.config.model_type
+    result = attribute(model, "what is this", image=str(folder / "bear.png"))
+    assert result.read.image.grid == GRIDS.get(kind, (1, 1))
+    assert len(result.prompt.image_positions) == result.read.image.count
+    assert result.prompt.text.count("[image]") in (1, len(GRIDS.get(kind, (1,))) + (kind == "smolvlm"))
+    assert abs(result.conservation().remainder) < 1e-3 * result.tokens.abs().sum().item()
+    brown = result.image.picture[0] - result.image.picture[2]  # where red is more than blue
+    columns = (brown > 0.2).any(0).nonzero().flatten()
+    width = brown.shape[1]
+    if kind != "llava":  # which cuts the middle out
+        assert 0.55 < columns.amin().item() / width < 0.7
+        assert 0.9 < columns.amax().item() / width < 1
+    chat = attribute(model, Chat([{"role": "user", "content": "what is this"}]), image=str(folder / "bear.png"))
+    assert set(chat.prompt.image_positions) == set(chat.prompt.parts["image"])
+    assert len(chat.tokens) > len(result.tokens)
+    assert Prompt.of(chat.read).ids == chat.prompt.ids
+
+
+def test_answers_are_explained_with_their_image(loaded):
+    model, folder = loaded
+    answer = model.answer(Prompt(text="what is this", image=str(folder / "bear.png")), max_new_tokens=3)
+    result = attribute(model, answer, span=(1, 2), sites=())
+    assert result.prompt.answer_start == len(answer.prompt_ids)
+    alone = attribute(model, Prompt(text="what is this", image=str(folder / "bear.png")), answer.ids[0], sites=())
+    assert torch.allclose(attribute(model, answer, span=(0, 1), sites=()).tokens, alone.tokens)
+    compared = attribute(model, answer, span=(1, 2), counterfactual_image="blur", sites=())
+    total = max(compared.tokens.abs().sum().item(), abs(compared.conservation().target))
+    assert abs(compared.conservation().remainder) < 1e-3 * total
+
+
+@pytest.mark.parametrize("kind", ["llava", "paligemma", "gemma3"])
+def test_token_ids_are_those_of_the_models_processor(kind, tmp_path):
+    """Of the kinds whose processor needs no torchvision."""
+    from transformers import Gemma3Processor, LlavaProcessor, PaliGemmaProcessor
+
+    picture, tokenizer, images = Image.new("RGB", (80, 40), "red"), pictured.tokenizer(kind), pictured.image_processor(kind)
+    sign = {"gemma3": "<start_of_image>"}.get(kind, "<image>")
+    if kind == "llava":
+        options = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+        processor = LlavaProcessor(images, tokenizer, **options)
+    elif kind == "paligemma":
+        images.image_seq_length = 16
+        processor = PaliGemmaProcessor(images, tokenizer)
+    else:
+        tokenizer.boi_token, tokenizer.eoi_token, tokenizer.image_token = sign, "<end_of_image>", "<image_soft_token>"
+        tokenizer.boi_token_id, tokenizer.image_token_id = 40, pictured.IMAGE
+        processor = Gemma3Processor(images, tokenizer, image_seq_length=4)
+    theirs = processor(images=[picture], text=[f"{sign}what is this"], return_tensors="pt")
+    model = pictured.made(kind, dtype=torch.float32)
+    model.tokenizer, model.processor = pictured.tokenizer(kind), pictured.image_processor(kind)
+    ours = with_image(model, Prompt(text="what is this", image=picture))
+    assert list(ours.ids) == theirs["input_ids"][0].tolist()
+    assert torch.equal(ours.image.values, theirs["pixel_values"])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 3)])
+def test_smolvlms_text_of_tiles_is_transformers_own(rows, columns):
+    from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+    is_cut = rows * columns > 1
+    names = ("<fake_token_around_image>", "<image>", "<global-img>")
+    theirs = get_image_prompt_string(rows * is_cut, columns * is_cut, 4, *names)
+    image = tiled(rows, columns, is_cut)
+    assert VISION["smolvlm"].written(image, "<image>", None) == theirs
