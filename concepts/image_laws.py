@@ -1,4 +1,4 @@
-"""The laws of models of images and text, measured on a model: what must hold of the relevance of prompts with an image."""
+"""The laws of models of images and text: what must hold of the relevance of prompts with an image, measured."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.passes.inputs import input_hooks
 from icebear.concepts.passes.prompt import image_positions
+from icebear.concepts.results.result import Relevance
 from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
@@ -28,8 +29,9 @@ ROUNDING = 1000
 def image_laws(model: Model, prompts: Sequence[Prompt]) -> dict[str, float]:
     """Measure each law, as the largest deviation from it.
 
-    ``sums``: what CP-LRP and AttnLRP leave of the explained number, and difference rules of the difference to the
-    blurred image and to another prompt about the same image, as a share of the sizes of all relevance. ``gradient``:
+    ``sums``: what CP-LRP and AttnLRP leave of the explained number, as a share of the sizes of all relevance.
+    ``differences``: what difference rules leave of the difference to the blurred image, and to another prompt about the
+    same image. ``gradient``:
     gradient x input differs from torch's. ``batch``: two prompts with their images together differ from each alone.
     ``blocks``: tokens of the image whose pixels change the vector of another token, or not their own, where attention
     in the vision tower is shut off.
@@ -39,6 +41,7 @@ def image_laws(model: Model, prompts: Sequence[Prompt]) -> dict[str, float]:
     read = [with_image(model, prompt) for prompt in prompts]
     return {
         "sums": max(_unaccounted(model, read[0])),
+        "differences": max(_unaccounted_differences(model, read[0])),
         "gradient": _from_gradient(model, read[0]),
         "batch": _from_alone(model, read),
         "blocks": float(len(misplaced(model, read[0]))),
@@ -46,15 +49,22 @@ def image_laws(model: Model, prompts: Sequence[Prompt]) -> dict[str, float]:
 
 
 def _unaccounted(model: Model, prompt: Prompt) -> Iterator[float]:
+    for method in METHODS:
+        yield _remainder(attribute(model, prompt, method=method, number="logit", sites=()))
+
+
+def _unaccounted_differences(model: Model, prompt: Prompt) -> Iterator[float]:
     ids = list(prompt.ids or ())
     other = replace(prompt, ids=(*ids[:-1], (ids[-1] + 1) % model.config.vocab_size))
     best = [token.id for token in model.predict(prompt, 2)]
-    results = [attribute(model, prompt, best[0], method=method, number="logit", sites=()) for method in METHODS]
-    results.append(attribute(model, prompt, *best, counterfactual_image="blur", sites=()))
-    results.append(attribute(model, prompt, *best, counterfactual=other, sites=()))
-    for result in results:
-        sums = result.conservation()
-        yield abs(sums.remainder) / max(abs(sums.target), result.tokens.abs().sum().item(), 1e-30)
+    yield _remainder(attribute(model, prompt, *best, counterfactual_image="blur", sites=()))
+    yield _remainder(attribute(model, prompt, *best, counterfactual=other, sites=()))
+
+
+def _remainder(result: Relevance) -> float:
+    """Return what is left of the explained number, as a share of the sizes of all relevance."""
+    sums = result.conservation()
+    return abs(sums.remainder) / max(abs(sums.target), result.tokens.abs().sum().item(), 1e-30)
 
 
 def _from_gradient(model: Model, prompt: Prompt) -> float:
@@ -91,7 +101,9 @@ def misplaced(model: Model, prompt: Prompt) -> list[int]:
     image: PromptImage = prompt.image
     batch = objective_of(model, [prompt]).batch
     positions = image_positions(model, batch, 0)
-    changed = [replace(image, inputs={**image.inputs, "pixel_values": image.values + block}) for block in pixel_blocks(image)]
+    changed = [
+        replace(image, inputs={**image.inputs, "pixel_values": image.values + block}) for block in pixel_blocks(image)
+    ]
     before, *after = _text_inputs(model, replace(batch.rows([0] * (1 + len(changed))), images=(image, *changed)))
     least = ROUNDING * torch.finfo(before.dtype).eps * before.abs().max()
     moved = [set((row - before).abs().amax(-1).gt(least).nonzero().flatten().tolist()) for row in after]

@@ -156,7 +156,7 @@ class Model(Architecture):
         """Return the token ids of a prompt that is not checked. Raises `InputError` for a text without tokens."""
         if prompt.ids is not None and (prompt.image is None or isinstance(prompt.image, PromptImage)):
             return list(prompt.ids)
-        if prompt.image is not None and self.vision is not None:
+        if prompt.image is not None and self.task.reads_text and self.vision is not None:
             raise InputError("This reads text; a prompt with an image is for attribute, explain, predict and answer.")
         if prompt.image is not None:
             raise InputError(f"{self.name} reads text, not images; give it a text, token ids or chat messages.")

@@ -1,9 +1,10 @@
-"""The image of a prompt, as a model of images and text reads it: tiles, and the blocks of pixels that tokens are made of."""
+"""The image of a prompt, as a model reads it: tiles, and the blocks of pixels that its tokens are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil, floor
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,8 +14,8 @@ from torch.nn import functional
 from icebear.converters import checked
 
 PixelFormat = Literal["tiles", "rows of tiles", "patches"]
-"""The shape of ``pixel_values``: tiles (N, C, H, W); tiles of each prompt (B, N, C, H, W); or patches (N, C * F * P * P)
-in the order of tokens, in which each pixel stands once for each of F frames."""
+"""The shape of ``pixel_values``: tiles (N, C, H, W); tiles of each prompt (B, N, C, H, W); or patches (N, C * F * P *
+P) in the order of tokens, in which each pixel stands once for each of F frames."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +92,19 @@ class PromptImage:
         split = picture.unflatten(2, (columns, -1)).unflatten(1, (rows, -1))  # (C, rows, H, columns, W)
         return torch.cat((split.permute(1, 3, 0, 2, 4).flatten(0, 1), *(view[None] for view in views[1:])))
 
+    def exchanged(self, other: PromptImage, patches: Sequence[tuple[int, int]]) -> PromptImage:
+        """Return the image with the pixels of another one of its shape at some patches (row, column) of the picture;
+        in the overview at the pixels that these cover."""
+        views = [view.clone() for view in self.views(self.tiles)]
+        sources = self.views(other.tiles)
+        for number, (view, source) in enumerate(zip(views, sources, strict=True)):
+            sides = [side / count if number else side for side, count in zip(self.block, self.grid, strict=True)]
+            for patch in patches:
+                area = (slice(floor(at * side), ceil((at + 1) * side)) for at, side in zip(patch, sides, strict=True))
+                where = (slice(None), *area)
+                view[where] = source[where]
+        return self.with_tiles(self.cut(views))
+
     def token_sums(self, values: Tensor) -> Tensor:
         """Return the sums (tokens,) of values of the pixels, over the block of each token of the image."""
         height, width = self.block
@@ -120,8 +134,10 @@ def patches_of(picture: Tensor, block: tuple[int, int], merged: int, frames: int
     height, width = (size // merged for size in block)
     rows, columns = (size // side for size, side in zip(picture.shape[1:], block, strict=True))
     split = picture.reshape(CHANNELS, rows, merged, height, columns, merged, width).permute(1, 4, 2, 5, 0, 3, 6)
-    return split[:, :, :, :, :, None].expand(-1, -1, -1, -1, -1, frames, -1, -1).reshape(
-        rows * merged * columns * merged, -1
+    return (
+        split[:, :, :, :, :, None]
+        .expand(-1, -1, -1, -1, -1, frames, -1, -1)
+        .reshape(rows * merged * columns * merged, -1)
     )
 
 

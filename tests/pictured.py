@@ -127,9 +127,10 @@ SIGNS_OF = {
     "paligemma": {"<image>": IMAGE},
     "gemma3": {"<image_soft_token>": IMAGE, "<start_of_image>": 40, "<end_of_image>": 41},
     "internvl": {"<IMG_CONTEXT>": IMAGE, "<img>": 40, "</img>": 41},
-    **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), {"<|image_pad|>": IMAGE, "<|vision_start|>": 62, "<|vision_end|>": 63}
-    ),
+    **{
+        kind: {"<|image_pad|>": IMAGE, "<|vision_start|>": 62, "<|vision_end|>": 63}
+        for kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    },
 }
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] %}{% if part['type'] == "

@@ -354,8 +354,8 @@ class AttributionOptions:
         return None if self.prompt.prompt is not None or self.prompt.messages else self.image
 
     def _prompt(self) -> Any:
-        """Return the prompt, or the path of an image that is explained alone. Raises `UsageError` for such an image with
-        options of a text."""
+        """Return the prompt, or the path of an image that is explained alone. Raises `UsageError` for one with options
+        of a text."""
         text = self.prompt
         if self.alone is None:
             return text.read()

@@ -265,7 +265,9 @@ def _check_with_images(method: Method | None, base_model: Model | None) -> None:
     """Raise `InputError` for what does not explain prompts with images."""
     if base_model is not None:
         raise InputError("Two models are compared on texts; leave out the image or the base model.")
-    if method is not None and not (isinstance(method, (OnePass, Difference)) and not getattr(method, "positions", False)):
+    if method is not None and not (
+        isinstance(method, (OnePass, Difference)) and not getattr(method, "positions", False)
+    ):
         raise InputError(
             f"The method {method!r} does not explain prompts with images; choose attnlrp, cp-lrp, gxi or difference."
         )

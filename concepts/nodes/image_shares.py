@@ -40,7 +40,13 @@ def image_shares(model: Model, relevance: Relevance) -> ImageShares | None:
     answer = {"target": targets and targets[0]} if relevance.target else {"target_text": targets}
     number = "log-odds" if relevance.prediction.objective == "log-odds" else "logit"
     control = attribute(
-        model, blurred, contrast=contrast, method=relevance.method, sites=(), number=number, **answer  # type: ignore[call-overload]
+        model,
+        blurred,
+        contrast=contrast,
+        method=relevance.method,
+        sites=(),
+        number=number,
+        **answer,  # type: ignore[call-overload]
     )
     return ImageShares(*_by_part(relevance), *_by_part(control))
 

@@ -17,8 +17,8 @@ from icebear.models.model import Model
 
 InputHook = Callable[[int, Tensor], Tensor]
 """Takes a stack (0 for the encoder or the only one, 1 for the decoder) and its input, embeddings (B, T, D) or pixels
-(B, C, H, W), and returns the input that the stack reads. The pixels of images in prompts come as those of another stack,
-`PIXELS`."""
+(B, C, H, W), and returns the input that the stack reads. The pixels of images in prompts come as the input of another
+stack, `PIXELS`."""
 PIXELS = 1
 
 

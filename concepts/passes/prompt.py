@@ -57,7 +57,7 @@ class PromptTokens:
             *(ids, strings, explained, sinks, objective.batch.lengths[row], turns),
             is_image=is_image,
             image_positions=of_image,
-            special=tuple(p for p, token in enumerate(ids) if token in model.special_ids()) if of_image else (),
+            special=tuple(p for p, token in enumerate(ids) if token in _special(model)) if of_image else (),
         )
 
     @property
@@ -94,6 +94,12 @@ def strings_of(model: Model, batch: Batch, row: int) -> tuple[str, ...]:
         return strings
     names = dict(zip(image_positions(model, batch, row), batch.images[row].token_names, strict=True))
     return tuple(names.get(position, text) for position, text in enumerate(strings))
+
+
+def _special(model: Model) -> set[int]:
+    """Return the ids of all special tokens, those that stand around images among them."""
+    added = getattr(model.tokenizer, "added_tokens_decoder", {})
+    return model.special_ids() | {token for token, how in added.items() if how.special}
 
 
 def image_positions(model: Model, batch: Batch, row: int) -> tuple[int, ...]:

@@ -206,11 +206,11 @@ def forward_backward(
             rules = relevance_rules(model.net, method, accounting, strict, layers, start, paired)
             mode = stack.enter_context(rules)
             # Our experts know the experts of both prompts, and whose tokens an expert's bias was added to.
-            has_images = target.batch is not None and target.batch.images is not None
+            count = len(target.batch.images or ()) if target.batch is not None else 0
             for module in model.net.modules():
                 forward = experts.forward_in_pass(module, method.paired)
-                if has_images and forward is None:
-                    forward = vision.forward_in_pass(module, len(target.batch.ids))
+                if count and forward is None:
+                    forward = vision.forward_in_pass(module, count)
                 if forward is not None:
                     stack.enter_context(replaced(module, "forward", forward))
         # The target sees values before a recorder stops the gradient at them: it may start where others stop.

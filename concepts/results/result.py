@@ -467,11 +467,13 @@ class Relevance(SavedResult, Tabled):
         picture = render("icebear/image.html", png=b64encode(self.image.png()).decode()) if self.image else Markup("")
         if self.prompt.is_image:
             return picture
-        values = dict(enumerate(zip(self.prompt.strings, self.tokens.tolist(), strict=True)))
-        shown = [position for position in values if position not in {*self.prompt.image_positions}]
-        strings, relevance = ([values[position][part] for position in shown] for part in (0, 1))
-        gray = ([number for number, p in enumerate(shown) if p in {*left}] for left in (self.prompt.sinks, self.prompt.template))
-        return picture + heatmap(strings, relevance, *gray)
+        prompt, values = self.prompt, self.tokens.tolist()
+        shown = [position for position in range(len(values)) if position not in {*prompt.image_positions}]
+        sinks, template = (
+            [number for number, position in enumerate(shown) if position in {*gray}]
+            for gray in (prompt.sinks, prompt.template)
+        )
+        return picture + heatmap([prompt.strings[p] for p in shown], [values[p] for p in shown], sinks, template)
 
     def _fragment(self, k: int) -> Markup:
         """Return the target, the heatmap, conservation and the top k neurons."""

@@ -92,9 +92,7 @@ VISION = {
     ),
     "gemma3": Vision(
         merged=_pooled,
-        written=lambda image, token, tokenizer: (
-            f"\n\n<start_of_image>{token * image.count}<end_of_image>\n\n"
-        ),
+        written=lambda image, token, tokenizer: f"\n\n<start_of_image>{token * image.count}<end_of_image>\n\n",
         sign="<start_of_image>",
         token_types="token_type_ids",
         towers=("siglip_vision_model",),
@@ -137,9 +135,9 @@ def forward_in_pass(module: Any, rows: int) -> Callable[..., Tensor] | None:
     def forward(x: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any) -> Tensor:
         patches, lengths = len(x), cu_seqlens.diff().tolist()
         split = module.qkv(x).reshape(patches, 3, module.num_heads, -1).permute(1, 0, 2, 3).unbind(0)
-        turned = code.apply_rotary_pos_emb_vision(*split[:2], *position_embeddings)
+        rotated = code.apply_rotary_pos_emb_vision(*split[:2], *position_embeddings)
         q, k, v = (
-            part.reshape(rows, patches // rows, module.num_heads, -1).transpose(1, 2) for part in (*turned, split[2])
+            part.reshape(rows, patches // rows, module.num_heads, -1).transpose(1, 2) for part in (*rotated, split[2])
         )  # (B, H, N, D)
         attend = code.ALL_ATTENTION_FUNCTIONS.get_interface(
             module.config._attn_implementation, code.eager_attention_forward

@@ -25,46 +25,65 @@ def with_image(model: Reader, prompt: Prompt) -> Prompt:
 
     Raises `InputError` if the image cannot be read, or its tokens are not in the prompt.
     """
-    if prompt.image is None or isinstance(prompt.image, PromptImage):
+    is_read = isinstance(prompt.image, PromptImage)
+    if prompt.image is None or (is_read and prompt.ids is not None):
         return prompt
+    image: PromptImage = prompt.image if is_read else image_of(model, prompt.image)
+    ids = _ids(model, prompt, image)
+    count = ids.count(model.net.config.image_token_id)
+    if count != image.count:
+        raise InputError(
+            f"The prompt has {count} tokens of the image, but {model.name} makes {image.count} of it; give token ids "
+            f"with {image.count} times {model.net.config.image_token_id}, or a text."
+        )
+    return Prompt(ids=tuple(ids), image=replace(image, prompt_length=len(ids)), about=prompt.about)
+
+
+def image_of(model: Reader, image: Any) -> PromptImage:
+    """Return an image (a path, an image, or pixels (C, H, W)) as the model reads it. Raises `InputError`."""
     if model.vision is None:
         raise InputError(f"{model.name} reads text, not images; give it a text, token ids or chat messages.")
-    read = _of_pixels if hasattr(prompt.image, "ndim") else _of_picture
-    ids, image = read(model, prompt)
-    expected, count = len(image.token_names), ids.count(model.net.config.image_token_id)
-    if expected != count:
-        raise InputError(
-            f"The prompt has {count} tokens of the image, but {model.name} makes {expected} of it; give token ids with "
-            f"{expected} times {model.net.config.image_token_id}, or a text and a path with the model's own processor."
-        )
-    image = replace(image, inputs={name: _to(model, x) for name, x in image.inputs.items()}, prompt_length=len(ids))
-    return Prompt(ids=tuple(ids), image=image, about=prompt.about)
+    read = _of_pixels(model, image) if hasattr(image, "ndim") else _of_picture(model, image)
+    return replace(read, inputs={name: _to(model, x) for name, x in read.inputs.items()})
+
+
+def _ids(model: Reader, prompt: Prompt, image: PromptImage) -> list[int]:
+    """Return the token ids of a prompt, with those of its image."""
+    if prompt.ids is not None or prompt.tokens is not None:
+        return model.ids(replace(prompt, image=None))
+    if model.tokenizer is None:
+        raise InputError(f"{model.name} was given without a tokenizer; give token ids with those of the image.")
+    text, begun = _written(model, prompt, image), getattr(model.tokenizer, "bos_token", None)
+    adds = model.vision.adds_special_tokens and not (begun and text.startswith(begun))
+    return list(model.tokenizer(text, add_special_tokens=adds)["input_ids"])
 
 
 def _to(model: Reader, x: Tensor) -> Tensor:
     return x.to(model.device, model.dtype) if x.is_floating_point() else x.to(model.device)
 
 
-def _of_pixels(model: Reader, prompt: Prompt) -> tuple[list[int], PromptImage]:
-    """Read pixels (C, H, W) as the model reads them, with token ids."""
-    pixels = torch.as_tensor(prompt.image)
-    if prompt.ids is None and prompt.tokens is None:
-        raise InputError("Pixels stand in token ids; give the ids of the prompt, or the path of an image or an image.")
+def _of_pixels(model: Reader, image: Any) -> PromptImage:
+    """Read pixels (C, H, W) as the model reads them."""
+    pixels, tower = torch.as_tensor(image), model.net.config.vision_config
     if pixels.ndim != 3 or len(pixels) != CHANNELS or not pixels.is_floating_point():
         raise InputError(
             f"The pixels have the shape {tuple(pixels.shape)}, {str(pixels.dtype).removeprefix('torch.')}; give "
             f"{CHANNELS} x height x width as floating-point numbers."
         )
-    ids, tower = model.ids(replace(prompt, image=None)), model.net.config.vision_config
-    if model.vision.pixels != "patches":
-        size = pair(tower.image_size)
-        if pixels.shape[1:] != size:
-            raise InputError(
-                f"The image has {pixels.shape[1]} x {pixels.shape[2]} pixels, but {model.name} reads {size[0]} x "
-                f"{size[1]}; resize it first."
-            )
-        values = pixels[None, None] if model.vision.pixels == "rows of tiles" else pixels[None]
-        return ids, _image(model, {"pixel_values": values})
+    if model.vision.pixels == "patches":
+        return _of_patches(model, pixels)
+    size = pair(tower.image_size)
+    if pixels.shape[1:] != size:
+        raise InputError(
+            f"The image has {pixels.shape[1]} x {pixels.shape[2]} pixels, but {model.name} reads {size[0]} x "
+            f"{size[1]}; resize it first."
+        )
+    values = pixels[None, None] if model.vision.pixels == "rows of tiles" else pixels[None]
+    return _image(model, {"pixel_values": values})
+
+
+def _of_patches(model: Reader, pixels: Tensor) -> PromptImage:
+    """Cut pixels (C, H, W) into patches."""
     block, merged = _block(model), model.vision.merged(model.net.config)
     if any(size % side or not size for size, side in zip(pixels.shape[1:], block, strict=True)):
         raise InputError(
@@ -72,8 +91,8 @@ def _of_pixels(model: Reader, prompt: Prompt) -> tuple[list[int], PromptImage]:
             f"{block[0]} x {block[1]}; resize it first."
         )
     rows, columns = (size // side * merged for size, side in zip(pixels.shape[1:], block, strict=True))
-    values = patches_of(pixels, block, merged, tower.temporal_patch_size)
-    return ids, _image(model, {"pixel_values": values, "image_grid_thw": torch.tensor([[1, rows, columns]])})
+    values = patches_of(pixels, block, merged, model.net.config.vision_config.temporal_patch_size)
+    return _image(model, {"pixel_values": values, "image_grid_thw": torch.tensor([[1, rows, columns]])})
 
 
 def _block(model: Reader) -> tuple[int, int]:
@@ -97,25 +116,20 @@ def _image(model: Reader, inputs: Mapping[str, Tensor], grid: tuple[int, int] = 
     return replace(image, has_overview=count > grid[0] * grid[1])
 
 
-def _of_picture(model: Reader, prompt: Prompt) -> tuple[list[int], PromptImage]:
-    """Read a path or an image, in a text or a chat."""
-    if not isinstance(prompt.image, (str, Path)) and not hasattr(prompt.image, "convert"):
-        raise InputError(f"{model.name} reads images with text; give a path, an image, or pixels with token ids.")
-    if model.processor is None or model.tokenizer is None:
+def _of_picture(model: Reader, image: Any) -> PromptImage:
+    """Read a path or an image."""
+    if not isinstance(image, (str, Path)) and not hasattr(image, "convert"):
+        raise InputError(f"{model.name} reads images with text; give a path, an image, or pixels (C, H, W).")
+    if model.processor is None:
         raise InputError(
-            f"{model.name} has no image processor (preprocessor_config.json) or no tokenizer; save both with it, or in "
-            "Python give pixels (C, H, W) with token ids."
+            f"{model.name} has no image processor (preprocessor_config.json); save one with it, or in Python give "
+            "pixels (C, H, W)."
         )
-    picture = read_picture(prompt.image) if isinstance(prompt.image, (str, Path)) else prompt.image
-    picture, vision = picture.convert("RGB"), model.vision
-    images = [[picture]] if vision.pixels == "rows of tiles" else [picture]
-    read = model.processor(images=images, return_tensors="pt", **vision.options)
+    picture = (read_picture(image) if isinstance(image, (str, Path)) else image).convert("RGB")
+    images = [[picture]] if model.vision.pixels == "rows of tiles" else [picture]
+    read = model.processor(images=images, return_tensors="pt", **model.vision.options)
     inputs = {name: read[name] for name in INPUTS if name in read}
-    image = _image(model, inputs, _grid(model, picture, read))
-    text = _written(model, prompt, image)
-    begun = getattr(model.tokenizer, "bos_token", None)
-    adds = vision.adds_special_tokens and not (begun and text.startswith(begun))
-    return list(model.tokenizer(text, add_special_tokens=adds)["input_ids"]), image
+    return _image(model, inputs, _grid(model, picture, read))
 
 
 INPUTS = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
@@ -159,10 +173,10 @@ def _written(model: Reader, prompt: Prompt, image: PromptImage) -> str:
 def _chat_text(model: Reader, chat: Chat) -> str:
     """Return a chat by the model's template, with the image before the first message of the user."""
     messages = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in chat.messages]
-    asked = next((message for message in messages if message["role"] == "user"), None)
-    if asked is None:
+    question = next((message for message in messages if message["role"] == "user"), None)
+    if question is None:
         raise InputError("The chat has no message of the user that an image could stand in; add one.")
-    asked["content"] = [{"type": "image"}, *asked["content"]]
+    question["content"] = [{"type": "image"}, *question["content"]]
     return str(templated(model, messages, chat.template, tokenize=False))
 
 
@@ -182,10 +196,10 @@ def counterfactual_prompt(model: Reader, prompt: Prompt, kind: Any, about: str) 
         tiles = image.tiles
         other = _gray(model, tiles) if kind == "grey" else image.cut([blurred(x) for x in image.views(tiles)])
         return replace(read, image=image.with_tiles(other), about=about)
-    shown = with_image(model, replace(prompt, image=kind))
-    if shown.image.values.shape != image.values.shape or shown.image.grid != image.grid:
+    shown = kind if isinstance(kind, PromptImage) else image_of(model, kind)
+    if shown.values.shape != image.values.shape or shown.grid != image.grid:
         raise InputError("The counterfactual image has another size than the image; give one of the same size.")
-    return replace(read, image=replace(shown.image, prompt_length=image.prompt_length), about=about)
+    return replace(read, image=replace(shown, prompt_length=image.prompt_length), about=about)
 
 
 def _gray(model: Reader, tiles: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ pixels."""
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: one of these is set, or a text, ids or a chat and the image that it is about; once it was read, also its
-    ids."""
+    """A prompt: one of these is set, or a text, ids or a chat and the image that it is about; once it was read, also
+    its ids."""
 
     text: str | None = None
     """A text, or for an image classifier the path of an image."""
