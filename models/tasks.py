@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +133,14 @@ class Causal(ModelTask):
 
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         return prompt
+
+    def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
+        """Leave out the attention pooling of SigLIP's tower, which models of images and text do not read."""
+        towers = [part for part in model.net.modules() if getattr(part, "use_head", False)] if batch.images else []
+        with ExitStack() as undo:
+            for tower in towers:
+                undo.enter_context(replaced(tower, "use_head", False))
+            return super().forward(model, batch, **options)
 
     def encode(self, model: Reader, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
         read = [with_image(model, prompt) for prompt in prompts]

@@ -1,5 +1,6 @@
 """Prompts with an image: the laws of every kind of model that reads them, and where the patches of the map are."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -391,10 +392,10 @@ def test_the_command_prints_map_shares_and_remainder(smolvlm, tmp_path):
         (["what", "--image", "{folder}/bear.png", "--counterfactual-image", "mask:a.png"], 1, "mask"),
         (["what", "--image", "{folder}/bear.png", "--method", "pa-lrp"], 1, "attnlrp"),
         (["what", "--image", "{folder}/bear.png", "--base-model", "{folder}"], 1, "base model"),
-        (["what", "--image", "{folder}/bear.png", "--span", "all"], 2, "--image"),
+        (["what", "--image", "{folder}/bear.png", "--sources"], 2, "--image"),
     ],
 )
-def test_mistakes(smolvlm, words, code, message):
+def test_mistakes_are_said(smolvlm, words, code, message):
     folder = smolvlm[1]
     done = CliRunner().invoke(
         main, ["explain", *(word.format(folder=folder) for word in words), "--model", str(folder)]
@@ -455,3 +456,70 @@ def test_the_controls_exchange_patches_of_the_picture_and_of_the_overview(smolvl
     every = [(row, column) for row in range(2) for column in range(4)]
     first, second = result.counterfactual.pairs[0].batch.images
     assert torch.allclose(first.exchanged(second, every).values, second.values, atol=1e-6)
+
+
+def test_a_message_may_have_the_image_of_a_conversation(smolvlm, tmp_path, llama):
+    model, folder = smolvlm
+    part = {"type": "image", "path": str(folder / "bear.png")}
+    asked = [{"role": "user", "content": [part, {"type": "text", "text": "what is this"}]}]
+    chat = Chat(asked)
+    assert chat.image == part["path"]
+    assert Chat.from_json(chat.to_json()) == chat
+    result = attribute(model, asked)
+    apart = attribute(model, Chat([{"role": "user", "content": "what is this"}]), image=part["path"])
+    assert torch.equal(result.tokens, apart.tokens)
+    later = Chat([{"role": "user", "content": "what is this"}, {"role": "assistant", "content": "a bear"}, *asked])
+    read = with_image(model, Prompt.of(later))
+    assert read.ids.index(pictured.IMAGE) > result.read.ids.index(pictured.IMAGE)
+    (tmp_path / "chat.json").write_text(json.dumps(asked))
+    words = ["explain", "--messages", str(tmp_path / "chat.json"), "--model", str(folder), "--json"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.stderr
+    assert "image_shares" in json.loads(done.stdout)
+    with pytest.raises(InputError, match="2 images"):
+        attribute(model, [*asked, *asked])
+    with pytest.raises(InputError, match="reads text"):
+        llama.ids(chat)
+
+
+@pytest.mark.parametrize("url", ["https://example.org/bear.png", "data:image/png;base64,AAAA"])
+def test_no_image_is_downloaded(url):
+    with pytest.raises(InputError, match="path"):
+        Chat([{"role": "user", "content": [{"type": "image", "url": url}]}])
+
+
+def test_the_word_of_an_answer_has_its_map(smolvlm, tmp_path):
+    _, folder = smolvlm
+    words = ["explain", "what is this", "--image", str(folder / "bear.png"), "--model", str(folder), "--span", "0:1"]
+    done = CliRunner().invoke(main, [*words, "--max-new-tokens", "2", "--png", str(tmp_path / "word.png"), "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert Image.open(tmp_path / "word.png").size == (448, 224)
+    assert json.loads(done.stdout)["answer_start"] is not None
+
+
+@pytest.mark.parametrize(("tower", "strategy", "count"), [("clip", "full", 10), ("siglip", "full", 9)])
+def test_llava_with_other_towers_keeps_the_laws(tower, strategy, count, monkeypatch):
+    """CLIP's [CLS] is a token without pixels; the pooling of SigLIP's tower is not read."""
+    config = copy.deepcopy(pictured.CONFIGS["llava"])
+    sizes = {**pictured.SQUARE, "image_size": 24, "model_type": f"{tower}_vision_model"}
+    config = type(config)(**{**config.to_dict(), "vision_config": sizes, "vision_feature_select_strategy": strategy})
+    monkeypatch.setitem(pictured.CONFIGS, "llava", config)
+    monkeypatch.setitem(pictured.TOKENS, "llava", count)
+    with Double():
+        model = pictured.made("llava")
+        laws = image_laws(model, [pictured.prompt("llava", seed) for seed in (0, 1)])
+        result = attribute(model, pictured.prompt("llava"), method="cp-lrp", sites=())
+    blocks = laws.pop("blocks")
+    assert blocks == (tower == "clip")  # no pixel is in [CLS]
+    assert max(laws.values()) < 1e-6, laws
+    strings = [result.prompt.strings[position] for position in result.prompt.image_positions]
+    assert strings[count - 9 :] == [f"{row},{column}" for row in range(3) for column in range(3)]
+    assert strings[: count - 9] == ["[CLS]"] * (count - 9)
+
+
+def test_a_tower_whose_first_patch_is_left_out_is_refused(monkeypatch):
+    config = pictured.CONFIGS["llava"]
+    sizes = {**pictured.SQUARE, "image_size": 24, "model_type": "siglip_vision_model"}
+    monkeypatch.setitem(pictured.CONFIGS, "llava", type(config)(**{**config.to_dict(), "vision_config": sizes}))
+    with pytest.raises(InputError, match="first patch"):
+        attribute(pictured.made("llava"), pictured.prompt("llava"), sites=())

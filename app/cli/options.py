@@ -11,7 +11,7 @@ import inspect
 import json
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
@@ -378,15 +378,15 @@ class AttributionOptions:
             way = "a text, or a text with an image; give a PROMPT" if is_alone else "an image; give --image alone"
             raise click.UsageError(f"The input of {model.name} is {way}.")
         image = None if is_alone else self.image
-        if image is not None and (self.span is not None or answer is not None):
-            raise click.UsageError("--span, --sources and --answer are of texts alone; leave out --image.")
+        if image is not None and answer is not None:
+            raise click.UsageError("--answer is of texts alone; leave out --image.")
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
         if answer is not None:
             from icebear.models.text.answer import nth_answer
 
             prompt = nth_answer(model, prompt, answer)
         elif self.span is not None:
-            prompt = answered(model, prompt, self.max_new_tokens)
+            prompt, image = answered(model, prompt, self.max_new_tokens, image), None
         names = ("target", "contrast", "counterfactual_image", "target_text", "number", "prefix", "checkpoint")
         return model, {
             "prompt": prompt,
@@ -400,8 +400,14 @@ class AttributionOptions:
         }
 
 
-def answered(model: icebear.Model, prompt: Any, count: int) -> icebear.Answer:
-    """Let the model answer with at most so many tokens, or as many as its context has room for."""
+def answered(model: icebear.Model, prompt: Any, count: int, image: str | None = None) -> icebear.Answer:
+    """Let the model answer with at most so many tokens, or as many as its context has room for. image: that the prompt
+    is about, if it does not have it."""
+    from icebear.models.text.prompt_images import with_image
+    from icebear.models.text.prompts import Prompt
+
+    prompt = Prompt.of(prompt)
+    prompt = with_image(model, prompt if image is None else replace(prompt, image=image))
     return model.answer(prompt, min(count, model.context_length - len(model.ids(prompt))))
 
 

@@ -104,8 +104,12 @@ def _block(model: Reader) -> tuple[int, int]:
 def _image(model: Reader, inputs: Mapping[str, Tensor], grid: tuple[int, int] = (1, 1)) -> PromptImage:
     """grid: the rows and columns of tiles."""
     config, merged = model.net.config, model.vision.merged(model.net.config)
-    keeps_cls = getattr(config, "vision_feature_select_strategy", "default") == "full"
-    begins = int(keeps_cls and config.vision_config.model_type == "clip_vision_model")
+    strategy, tower = getattr(config, "vision_feature_select_strategy", None), config.vision_config.model_type
+    if strategy == "default" and tower == "siglip_vision_model":
+        raise InputError(
+            f"{model.name} leaves out the first patch of an image, so icebear cannot put its tokens on it."
+        )
+    begins = int(strategy == "full" and tower == "clip_vision_model")
     image = PromptImage(dict(inputs), model.vision.pixels, _block(model), merged, grid, begins=begins)
     count = len(image.unpacked(image.values))
     if count not in (grid[0] * grid[1], grid[0] * grid[1] + 1):
@@ -171,12 +175,17 @@ def _written(model: Reader, prompt: Prompt, image: PromptImage) -> str:
 
 
 def _chat_text(model: Reader, chat: Chat) -> str:
-    """Return a chat by the model's template, with the image before the first message of the user."""
-    messages = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in chat.messages]
-    question = next((message for message in messages if message["role"] == "user"), None)
-    if question is None:
+    """Return a chat by the model's template, with the image before the text of its message: the one that has it, or the
+    first one of the user."""
+    chosen = next((m for m in chat.messages if m.get("image")), None)
+    chosen = chosen or next((m for m in chat.messages if m["role"] == "user"), None)
+    if chosen is None:
         raise InputError("The chat has no message of the user that an image could stand in; add one.")
-    question["content"] = [{"type": "image"}, *question["content"]]
+    messages = []
+    for message in chat.messages:
+        others = {key: value for key, value in message.items() if key not in ("ids", "image")}
+        picture = [{"type": "image"}] if message is chosen else []
+        messages.append({**others, "content": [*picture, {"type": "text", "text": message["content"] or ""}]})
     return str(templated(model, messages, chat.template, tokenize=False))
 
 

@@ -158,6 +158,10 @@ def _only_named(options: Options, supported: str) -> bool:
     return not any(map(named, others))
 
 
+def _has_image(prompt: Any) -> bool:
+    return isinstance(prompt, Chat) and prompt.image is not None
+
+
 def _is_alone(options: Options, model: icebear.Model) -> bool:
     """Return whether nothing but a text is explained, so that a comparison may be chosen for it."""
     from icebear.concepts.stages.stages import stage_sites
@@ -171,7 +175,7 @@ def _what_if(options: Options, model: icebear.Model, prompt: str | Chat) -> What
     """Exchange the words of a text or chat that is explained alone, unless it is long."""
     from icebear.concepts.answers.what_if import look_unasked
 
-    if not _is_alone(options, model):
+    if not _is_alone(options, model) or _has_image(prompt):
         return None
     attribution = options.attribution
     with waiting("Exchanging words of the prompt"):
@@ -318,6 +322,8 @@ def _checked(options: Options) -> AttributionOptions:
         raise click.UsageError("--answer is a message of a conversation; give --messages FILE.")
     if options.png and not attribution.image:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
+    if options.sources and attribution.image:
+        raise click.UsageError("--sources measures a context of texts; leave out --image.")
     if options.sources and options.units == "word":
         raise click.UsageError("--sources removes sentences, messages or documents; give one of these as --units.")
     if options.details and not options.sources:
