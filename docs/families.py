@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import inspect
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from icebear import Model
+from icebear.concepts.image_laws import image_laws
 from icebear.concepts.selftest import TOLERANCE, SelfTest, selftest
 from icebear.errors import IcebearError
 from icebear.models.parts.families import FAMILIES
@@ -267,6 +269,27 @@ def rows() -> Iterator[tuple[str, ...]]:
         for kind in KINDS[auto]:
             print(row := (task, *row_of(kind, auto)), flush=True)
             yield row
+    yield from rows_of_images_and_text()
+
+
+def rows_of_images_and_text() -> Iterator[tuple[str, ...]]:
+    """Measure the laws of prompts with an image, in float64, on the small models of tests/pictured.py."""
+    sys.path.insert(0, str(FILE.parents[2] / "tests"))
+    import pictured
+    from conftest import Double  # transformers computes some parts in float32
+
+    for kind in pictured.CONFIGS:
+        with Double():
+            model = pictured.made(kind)
+            laws = image_laws(model, [pictured.prompt(kind, seed) for seed in (0, 1)])
+        broken = [law for law, deviation in laws.items() if deviation > IMAGE_TOLERANCE]
+        cells = [
+            f"{'yes' if laws[law] <= IMAGE_TOLERANCE else 'no'}, {laws[law]:.0e}" for law in ("sums", "differences")
+        ]
+        yield "Images and text", kind, *cells, ", ".join(model.sites), ", ".join(broken) or "all"
+
+
+IMAGE_TOLERANCE = 1e-6
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import ablation
 from icebear.concepts.nodes.image_heads import image_heads
+from icebear.concepts.nodes.image_shares import image_shares
 from icebear.concepts.nodes.patch_controls import patch_controls
 from icebear.concepts.nodes.random_controls import effects_on_answer, random_effects, token_removal_control
 from icebear.concepts.passes.prompt import PromptTokens
@@ -95,7 +96,7 @@ class Explanation(ExplainedPrediction):
         """
         ranking = ranking or Ranking(site=model.main_site)
         if ranking.position is None:
-            everywhere = relevance.counterfactual or relevance.image
+            everywhere = relevance.counterfactual or relevance.prompt.is_image
             ranking = replace(ranking, position="all" if everywhere else "last")
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites and with_nodes else []
         measured = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
@@ -299,8 +300,13 @@ def explain_relevance(
         with_nodes=stages is None or not is_screen,
         named=_named(stages, store) if stages and store else (),
     )
-    of_image = {"patch_controls": patch_controls(model, relevance), "image_heads": image_heads(model, relevance)}
-    return replace(explanation, stages=stages, **of_image)
+    return replace(
+        explanation,
+        stages=stages,
+        patch_controls=patch_controls(model, relevance),
+        image_heads=image_heads(model, relevance),
+        image_shares=image_shares(model, relevance),
+    )
 
 
 def _named(stages: StageRecord, store: Store) -> list[Neuron]:

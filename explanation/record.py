@@ -11,6 +11,7 @@ from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.answers.what_if import WhatIf
 from icebear.concepts.nodes.controls import Ablation
 from icebear.concepts.nodes.image_heads import ImageHeads
+from icebear.concepts.nodes.image_shares import ImageShares
 from icebear.concepts.results.effects import Effects
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
@@ -70,6 +71,8 @@ class ExplainedPrediction(SavedResult, Tabled):
     """Of an image: its first patches deleted, and inserted (`patch_controls`)."""
     image_heads: ImageHeads | None = None
     """Of an image: the heads that move the difference to [CLS], and what they read."""
+    image_shares: ImageShares | None = None
+    """Of a prompt with an image: relevance by part, also with the image blurred."""
     silencing_control: RandomControl | None = None
     """The control that sets the first nodes to 0 (`silencing_control`)."""
     cards: tuple[Card, ...] = ()
@@ -125,6 +128,7 @@ class ExplainedPrediction(SavedResult, Tabled):
             "removal_control": self.removal_control and self.removal_control.to_dict(),
             "patch_controls": [control.to_dict() for control in self.patch_controls],
             "image_heads": self.image_heads and self.image_heads.to_dict(),
+            "image_shares": self.image_shares and vars(self.image_shares),
             "silencing_control": self.silencing_control and self.silencing_control.to_dict(),
             "cards": [card.to_dict() for card in self.cards],
             "effects": self.effects and self.effects.to_dict(),

@@ -76,13 +76,15 @@ def _accounting(relevance: Relevance) -> str:
             break
         named.append(row)
         share += values[row] / total
-    patch, patches = ("patch", "patches") if relevance.image else ("token", "tokens")
+    patch, patches = ("patch", "patches") if relevance.prompt.is_image else ("token", "tokens")
     if not named:
         return f"No {patch} stands out."
     words = [repr("".join(prompt.strings[position] for position in parts[row])) for row in sorted(named)]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    if relevance.image:
+    if prompt.is_image:
         listed = f"The {patch if len(words) == 1 else patches} {listed} (row,column)"
+    elif not {*prompt.image_positions}.isdisjoint(position for row in named for position in parts[row]):
+        listed += " (row,column: patches of the image)"
     explained = "the difference" if compared else f"the relevance of the {patches}"
     much = f"{share:.0%} of {explained}" if share < NEARLY_ALL else f"all of {explained}"
     much += ", and others work against the answer" * (share > ALL)
@@ -138,6 +140,7 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     after = [
         *(exchange_lines(exchanged) if exchanged else []),
         Line(tokens_sentence(explanation.relevance)),
+        *_image_lines(explanation),
         *image_head_lines(explanation),
         *effect_lines(explanation),
         *nodes,
@@ -147,6 +150,13 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     ]
     after = [line for line, following in zip(after, [*after[1:], Line("")], strict=True) if line.text or following.text]
     return _predictions(explanation), after
+
+
+def _image_lines(explanation: ExplainedPrediction) -> list[Line]:
+    """Return the sums over image, text and template of a prompt with an image, and what of the number they leave."""
+    if explanation.image_shares is None:
+        return []
+    return [Line(str(explanation.image_shares)), Line(f"{explanation.relevance.conservation_text()}.", "dim")]
 
 
 def card_hint(explanation: ExplainedPrediction) -> str:
@@ -217,7 +227,7 @@ def effect_lines(explanation: ExplainedPrediction) -> list[Line]:
     random = f"{len(explanation.random_effects)} random nodes of the same layers and tokens: at most {control:.2f}"
     if not above:
         return [Line(f"None of the {len(explanation.nodes)} most relevant nodes has a larger effect than {random}.")]
-    others = "images of noise" if explanation.relevance.image else "other texts"
+    others = "images of noise" if explanation.relevance.prompt.is_image else "other texts"
     answer = effects_on(explanation.relevance)
     title = f"Effects on {answer} of the nodes, set to their average on {others}, in logits [{random}]"
     above.sort(key=lambda node: -abs(node.effect or 0))
@@ -285,7 +295,7 @@ def comparison_sentence(relevance: Relevance) -> str:
 def screen(explanation: ExplainedPrediction) -> str:
     """Return the lines as plain text of at most `WIDTH` columns."""
     before, after = lines(explanation)
-    shown = after and not explanation.relevance.image
+    shown = after and not explanation.relevance.prompt.is_image
     prompt = ["", f"  {explanation.relevance.prompt.text}", ""] if shown else []
     return "\n".join([*map(str, before), *prompt, *map(str, after)])
 
@@ -300,7 +310,7 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
     predicted[1:1] = _word_lines(exchanged)
     predicted += [Line(str(exchanged), "bold")] if exchanged else []
     if compared and compared.predictions:
-        where = "in" if relevance.image else "after"
+        where = "in" if compared.image else "after"
         predicted.append(Line(f"Counterfactual: {_listed(compared.predictions)}, {where} {compared.texts[0]}"))
     return predicted
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from icebear.converters import checked
+from icebear.models.prompt_image import PromptImage, loaded_image, saved_image
 from icebear.result_files import Given, saved_as
 
 
@@ -25,6 +27,8 @@ class Batch:
     pixels: Tensor | None = None  # (B, C, H, W), of images; each token is a patch then
     before: int = 0
     """The number of tokens that were read before these, and are not in `ids`."""
+    images: tuple[PromptImage, ...] | None = None
+    """The image of each prompt, of a model of images and text."""
     after: Callable[[Tensor], dict[str, Any]] | None = None
     """Returns the model's inputs for ids after these tokens (`Prefix.after`)."""
 
@@ -54,14 +58,31 @@ class Batch:
         ids, mask = (x[list(order), : max(lengths)] for x in (self.ids, self.mask))
         pixels = None if self.pixels is None else self.pixels[list(order)]
         decoder = self.decoder.rows(order) if self.decoder else None
-        return Batch(ids, mask, lengths, decoder, pixels, self.before, self.after)
+        images = None if self.images is None else tuple(self.images[row] for row in order)
+        return Batch(ids, mask, lengths, decoder, pixels, self.before, images, self.after)
+
+    @property
+    def joins(self) -> bool:
+        """Whether the images have one shape, so that their prompts can share a pass."""
+        return len({image.values.shape for image in self.images or ()}) < 2
+
+    def of_row(self, row: int, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what a row has of each input of a pass: of embeddings (B, T, D) and, if prompts have images, of the
+        pixels of all images."""
+        if self.images is None:
+            return [x[row] for x in inputs]
+        embeddings, pixels = inputs
+        starts = list(accumulate((len(image.values) for image in self.images), initial=0))
+        return [embeddings[row], pixels[starts[row] : starts[row + 1]]]
 
 
 def _written(batch: Batch) -> dict[str, Any]:
     checked(batch, batch.after is None, Batch)  # a part of a pass is in no result
     decoder = batch.decoder and _written(batch.decoder)
     lengths = list(batch.lengths)
-    return {"ids": batch.ids, "mask": batch.mask, "lengths": lengths, "decoder": decoder, "pixels": batch.pixels}
+    images = [saved_image(image) for image in batch.images] if batch.images else None
+    tensors = {"ids": batch.ids, "mask": batch.mask, "pixels": batch.pixels}
+    return {**tensors, "lengths": lengths, "decoder": decoder, "images": images}
 
 
 def _read(saved: Any, models: Given) -> Batch:
@@ -76,7 +97,10 @@ def _read(saved: Any, models: Given) -> Batch:
     if pixels is not None:
         checked(pixels, isinstance(pixels, Tensor) and pixels.dim() == 4 and len(pixels) == len(lengths), Tensor)
         pixels = pixels.to(device)
-    return Batch(ids, mask, lengths, decoder, pixels)
+    saved_images = saved.get("images")
+    images = tuple(loaded_image(image, device) for image in saved_images) if saved_images else None
+    checked(images, images is None or len(images) == len(lengths), Batch)
+    return Batch(ids, mask, lengths, decoder, pixels, images=images)
 
 
 saved_as(Batch, _written, _read)

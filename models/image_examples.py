@@ -20,7 +20,7 @@ from icebear.paths import local
 IMAGES_PER_PASS = 16
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 """Of the files in a folder that are read as images."""
-Images = str | Path | Sequence[Any]
+Images = str | Path | Sequence[Any] | Tensor
 """A folder of images, or images: paths, PIL images or pixels (C, H, W)."""
 
 
@@ -51,10 +51,10 @@ def by_examples(model: Model, examples: Images, others: Images) -> Model:
         raise InputError(f"{model.name} reads text; examples are for models of images, such as dinov2-small.")
     if model.labels:
         raise InputError(f"{model.name} has labels; name one as the target, and leave out the examples.")
-    means = [image_features(model, images_of(images)).mean(0) for images in (examples, others)]
+    mean, other = (image_features(model, images_of(images)).mean(0) for images in (examples, others))
     names = [Path(images).name if isinstance(images, str | Path) else "" for images in (examples, others)]
     label = f"{names[0] or 'the examples'}, not {names[1] or 'the others'}"
-    return with_direction(model, *means, label)
+    return with_direction(model, mean, other, label)
 
 
 def images_of(images: Images) -> Sequence[Any]:

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from itertools import groupby
@@ -20,8 +21,10 @@ from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.models.batch import Batch
 from icebear.models.lock import draws, replaced, unhooked
 from icebear.models.parts.architecture import Architecture
+from icebear.models.prompt_image import PromptImage
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Marks, Turn, marks_of, rendered, turns
+from icebear.models.text.prompt_images import image_inputs, images_of, with_image
 from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, joined, prompts_of
 from icebear.models.text.words import Words
 from icebear.records import TokenScore
@@ -45,7 +48,7 @@ class Model(Architecture):
     name
         The name in outputs; by default the one in the configuration.
     processor
-        The image processor of an image classifier.
+        The image processor of a model that reads images.
     """
 
     def __init__(self, net: Any, tokenizer: Any = None, name: str = "", processor: Any = None) -> None:
@@ -151,10 +154,12 @@ class Model(Architecture):
 
     def _read(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt that is not checked. Raises `InputError` for a text without tokens."""
+        if prompt.ids is not None and (prompt.image is None or isinstance(prompt.image, PromptImage)):
+            return list(prompt.ids)
+        if prompt.image is not None and self.task.reads_text and self.vision is not None:
+            raise InputError("This reads text; a prompt with an image is for attribute, explain, predict and answer.")
         if prompt.image is not None:
             raise InputError(f"{self.name} reads text, not images; give it a text, token ids or chat messages.")
-        if prompt.ids is not None:
-            return list(prompt.ids)
         if prompt.chat is not None:
             return rendered(self, prompt.chat)
         if prompt.tokens is not None:
@@ -351,11 +356,13 @@ class Model(Architecture):
             return not_nan(self.logits(batch, list(positions[0][:1]))[0, 0].float())
 
     @torch.no_grad()
-    def continuation_logits(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Tensor:
-        """Return the float32 logits (S, V) that predict each of the S token `ids` after a prompt."""
+    def continuation_logits(self, prompt_ids: Sequence[int], ids: Sequence[int], image: Any = None) -> Tensor:
+        """Return the float32 logits (S, V) that predict each of the S token `ids` after a prompt. image: that of the
+        prompt, as the model reads it."""
         read = [*prompt_ids, *ids[:-1]]
+        batch = replace(self.read_ids([read]), images=image and (image,))
         with self.lock:
-            return not_nan(self.logits(self.read_ids([read]), list(range(len(prompt_ids) - 1, len(read))))[0].float())
+            return not_nan(self.logits(batch, list(range(len(prompt_ids) - 1, len(read))))[0].float())
 
     def logits(self, batch: Batch, positions: list[int]) -> Tensor:
         """Return the logits (B, P, V) at P positions, or of labels. All positions would cost a quarter of a pass."""
@@ -393,7 +400,7 @@ class Model(Architecture):
             inputs["token_type_ids"] = self.token_types(batch.ids) * batch.mask
         if batch.decoder:
             inputs |= {"decoder_input_ids": batch.decoder.ids, "decoder_attention_mask": batch.decoder.mask}
-        return inputs
+        return inputs | image_inputs(self, batch) if batch.images else inputs
 
     def final_stream(self, batch: Batch) -> Tensor:
         """Return the residual stream (B, T, D) after the final norm, without computing logits; for an encoder-decoder,
@@ -509,17 +516,20 @@ class Model(Architecture):
             raise InputError(f"{self.name} does not continue a prompt; see its predictions with `Model.predict`.")
         if (generation_option(self.net, options, "num_beams") or 1) > 1:
             raise InputError("`Model.answer` has no beam search (num_beams above 1); use `Model.generate`.")
-        chat, ids = Prompt.of(prompt).chat, self.ids(prompt)
+        chat, read = Prompt.of(prompt).chat, with_image(self, Prompt.of(prompt))
+        ids = self.ids(read)
         room = max(1, min(256, self.context_length - len(ids))) if max_new_tokens is None else max_new_tokens
         watch = (lambda new: on_token(new[0].tolist())) if on_token else None
         options = {**options, "return_dict_in_generate": True, "output_logits": True}
-        output = self._generated(self.read_ids([ids]), room, temperature, seed, watch, options)
+        batch = replace(self.read_ids([ids]), images=images_of([read]))
+        output = self._generated(batch, room, temperature, seed, watch, options)
         new = output.sequences[0, len(ids) :].tolist()
         ended = new[-1] in self.ends
         new = new[:-1] if ended else new
         steps = zip(output.logits, new, strict=False)
         probabilities = tuple(scores[0].float().softmax(-1)[token].item() for scores, token in steps)
-        return Answer(tuple(ids), tuple(new), self.pieces(new), probabilities, ended, chat, self.made_with["model"])
+        made_with, pieces = self.made_with["model"], self.pieces(new)
+        return Answer(tuple(ids), tuple(new), pieces, probabilities, ended, chat, made_with, image=read.image)
 
     @property
     def ends(self) -> list[int]:

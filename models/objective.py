@@ -14,6 +14,7 @@ from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.tasks import index_of
+from icebear.models.text.prompt_images import with_image
 from icebear.models.text.prompts import ObjectiveKind, Prompt, PromptLike, PromptRequest
 from icebear.notes import say
 from icebear.values import scalar, several
@@ -123,7 +124,9 @@ def prompt_request(
 
 def read_once(model: Model, prompt: Prompt) -> Prompt:
     """Return a prompt with its token ids, which are not read again."""
-    return replace(prompt, ids=tuple(model.ids(prompt))) if model.task.reads_text and prompt.image is None else prompt
+    if not model.task.reads_text:
+        return prompt
+    return with_image(model, prompt) if prompt.image is not None else replace(prompt, ids=tuple(model.ids(prompt)))
 
 
 def objective_of(
@@ -196,11 +199,11 @@ def likelier_form(model: Model, prompt: PromptLike, answer: Any, position: int |
         return answer
     if answer[0].isspace() or not model.reads_any_text:
         return answer
-    read, spaced = model.ids(prompt), f" {answer}"
+    read, spaced, image = model.ids(prompt), f" {answer}", Prompt.of(prompt).image
     read = read if position is None else read[: index_of(position, read) + 1]
     try:
         forms = {text: phrase_ids(model, text, prompt) for text in (answer, spaced)}
-        plain, word = (_log_probability(model, read, ids) for ids in forms.values())
+        plain, word = (_log_probability(model, read, ids, image) for ids in forms.values())
     except InputError:  # said where the answer is read as it is written
         return answer
     if word <= plain or forms[answer] == forms[spaced]:
@@ -210,6 +213,6 @@ def likelier_form(model: Model, prompt: PromptLike, answer: Any, position: int |
     return spaced
 
 
-def _log_probability(model: Model, prompt_ids: Sequence[int], phrase: Sequence[int]) -> float:
-    logs = model.continuation_logits(prompt_ids, phrase).log_softmax(-1)
+def _log_probability(model: Model, prompt_ids: Sequence[int], phrase: Sequence[int], image: Any) -> float:
+    logs = model.continuation_logits(prompt_ids, phrase, image).log_softmax(-1)
     return logs[range(len(phrase)), list(phrase)].sum().item()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from icebear.errors import InputError, ModelError
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.text import images
+from icebear.models.text.prompt_images import images_of, with_image
 from icebear.models.text.prompts import Prompt, PromptRequest
 from icebear.models.text.reader import Reader
 from icebear.values import check_int
@@ -136,13 +137,27 @@ class Causal(ModelTask):
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         return prompt
 
+    def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
+        """Leave out the attention pooling of SigLIP's tower, which models of images and text do not read."""
+        towers = [part for part in model.net.modules() if getattr(part, "use_head", False)] if batch.images else []
+        with ExitStack() as undo:
+            for tower in towers:
+                undo.enter_context(replaced(tower, "use_head", False))
+            return super().forward(model, batch, **options)
+
+    def encode(self, model: Reader, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
+        read = [with_image(model, prompt) for prompt in prompts]
+        return replace(super().encode(model, read, padding_side), images=images_of(read))
+
     def encode_targets(self, model: Reader, rows: Sequence[PromptRequest]) -> tuple[Batch, list[tuple[int, ...]]]:
-        read = [(model.ids(row.prompt), row.answer) for row in rows]
+        prompts = [with_image(model, row.prompt) for row in rows]
+        read = [(model.ids(prompt), row.answer) for prompt, row in zip(prompts, rows, strict=True)]
         if any(row.position is not None and len(row.answer or (0,)) > 1 for row in rows):
             raise InputError(
                 "A target text always follows the end of the prompt; leave out position (--at), or shorten the prompt."
             )
         batch = model.read_ids([with_answer(ids, answer) for ids, answer in read])
+        batch = replace(batch, images=images_of(prompts))
         last = [
             len(ids) - 1 if row.position is None else index_of(row.position, ids)
             for row, (ids, _) in zip(rows, read, strict=True)

@@ -239,7 +239,10 @@ def test_parts_of_text_are_one_text_and_calls_of_tools_need_none():
     for model in MODELS.values():
         assert model.ids(parts) == model.ids([{"role": "user", "content": "Where?\nWhen?"}])
     with pytest.raises(InputError):
-        Chat([{"role": "user", "content": [{"type": "image", "url": "x"}]}])
+        Chat([{"role": "user", "content": [{"type": "video", "url": "x"}]}])
+    for model in MODELS.values():
+        with pytest.raises(InputError, match="reads text"):
+            model.ids([{"role": "user", "content": [{"type": "image", "path": "x"}]}])
     assert Chat([*ASKED, {"role": "assistant", "content": None, "tool_calls": [{"name": "search"}]}])
     with pytest.raises(InputError):
         Chat([{"role": "assistant", "content": None}])

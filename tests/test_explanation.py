@@ -158,7 +158,8 @@ def test_sentences_name_characters_and_no_more_than_all():
     """A letter and its mark are one, whose shares are added; more than all cannot be accounted for."""
 
     def said(values, strings):
-        prompt = SimpleNamespace(strings=strings, sinks=(), template=(), ids=strings)
+        of_text = {"is_image": False, "image_positions": ()}
+        prompt = SimpleNamespace(strings=strings, sinks=(), template=(), ids=strings, **of_text)
         sums = SimpleNamespace(target=sum(values))
         relevance = SimpleNamespace(
             prompt=prompt, tokens=torch.tensor(values), sums=sums, counterfactual=None, image=None

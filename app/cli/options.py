@@ -11,7 +11,7 @@ import inspect
 import json
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
@@ -370,11 +370,19 @@ class AttributionOptions:
 
         return method_of(self.method)
 
+    @property
+    def alone(self) -> str | None:
+        """The path of an image that is explained without a text."""
+        return None if self.prompt.prompt is not None or self.prompt.messages else self.image
+
     def _prompt(self) -> Any:
-        """Return the prompt, or the path of an image. Raises `UsageError` for an image with options of a text."""
-        if self.image is not None and self.counterfactual:
+        """Return the prompt, or the path of an image that is explained alone. Raises `UsageError` for one with options
+        of a text."""
+        if self.alone is None:
+            return self.prompt.read()
+        if self.counterfactual:
             raise click.UsageError("--counterfactual is a text; compare an image by --counterfactual-image.")
-        return self.prompt.read_or(self.image)
+        return self.prompt.read_or(self.alone)
 
     def load_for_attribute(
         self, loading: ModelOptions, answer: int | None = None
@@ -388,18 +396,22 @@ class AttributionOptions:
         method = self.load_method()
         base_model = loading.load(self.base_model) if self.base_model is not None else None
         model = loading.load()
-        check_input(model, self.image)
-        model = asked_by_examples(model, self.image, self.examples, self.others)
+        check_input(model, self.alone)
+        model = asked_by_examples(model, self.alone, self.examples, self.others)
+        image = None if self.alone is not None else self.image
+        if image is not None and answer is not None:
+            raise click.UsageError("--answer is of texts alone; leave out --image.")
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
         if answer is not None:
             from icebear.models.text.answer import nth_answer
 
             prompt = nth_answer(model, prompt, answer)
         elif self.span is not None:
-            prompt = answered(model, prompt, self.max_new_tokens)
+            prompt, image = answered(model, prompt, self.max_new_tokens, image), None
         names = ("target", "contrast", "counterfactual_image", "target_text", "number", "prefix", "checkpoint")
         return model, {
             "prompt": prompt,
+            **({"image": image} if image is not None else {}),
             "span": None if self.span == "all" else self.span,
             "counterfactual": other,
             "base_model": base_model,
@@ -412,7 +424,7 @@ class AttributionOptions:
 def check_input(model: icebear.Model, image: str | None) -> None:
     """Raise `UsageError` for a text that a model of images would read, or the other way round."""
     if model.task.reads_text is bool(image):
-        way = "an image; give --image" if not image else "a text; give a PROMPT"
+        way = "a text, or a text with an image; give a PROMPT" if image else "an image; give --image alone"
         raise click.UsageError(f"The input of {model.name} is {way}.")
 
 
@@ -428,8 +440,14 @@ def asked_by_examples(
         return icebear.by_examples(model, examples, others)
 
 
-def answered(model: icebear.Model, prompt: Any, count: int) -> icebear.Answer:
-    """Let the model answer with at most so many tokens, or as many as its context has room for."""
+def answered(model: icebear.Model, prompt: Any, count: int, image: str | None = None) -> icebear.Answer:
+    """Let the model answer with at most so many tokens, or as many as its context has room for. image: that the prompt
+    is about, if it does not have it."""
+    from icebear.models.text.prompt_images import with_image
+    from icebear.models.text.prompts import Prompt
+
+    prompt = Prompt.of(prompt)
+    prompt = with_image(model, prompt if image is None else replace(prompt, image=image))
     return model.answer(prompt, min(count, model.context_length - len(model.ids(prompt))))
 
 

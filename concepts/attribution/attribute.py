@@ -14,6 +14,7 @@ from icebear.concepts.attribution.request import (
     AttributeKeywords,
     AttributeOptions,
     AttributionRequest,
+    about_images,
     answer_request,
     checked_options,
     compared_images,
@@ -26,7 +27,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Phrase, Token, joint_objective, per_prompt
 from icebear.models.text.answer import Answer, Span
-from icebear.models.text.prompts import PromptLike, PromptRequest, Prompts
+from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts
 from icebear.values import typed
 
 BATCH_SIZE = 16
@@ -130,12 +131,15 @@ def attribute(
                 "The target of an answer is a span of its tokens; leave out target, target_text, prefix and position."
             )
         (against,), is_single = per_prompt(contrast, 1), True
+        read = Prompt(ids=prompt.prompt_ids, image=prompt.image)
+        counterfactual = compared_images(model, read, chosen.get("counterfactual_image"), counterfactual, True)
         rows = [answer_request(model, prompt, span, against, counterfactual)]
     elif span is not None:
         raise InputError("A span is a part of an answer; pass the result of model.answer as the prompt.")
     else:
         is_compared = method is not None or counterfactual is not None or base_model is not None
         kind = chosen.get("counterfactual_image")
+        prompt, counterfactual = about_images(model, prompt, counterfactual, chosen.get("image"))
         counterfactual = compared_images(model, prompt, kind, counterfactual, is_compared)
         rows, is_single = prompt_requests(
             model, prompt, target, contrast, target_text, counterfactual, prefix, position
@@ -172,7 +176,7 @@ def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> lis
     if rows[0].counterfactuals or request.base_model:
         return [paired_relevance(request, rows[0])]
     objective = joint_objective(request.model, rows)
-    parts = request.model.batches(objective.batch.lengths, BATCH_SIZE)
+    parts = request.model.batches(objective.batch.lengths, BATCH_SIZE if objective.batch.joins else 1)
     return [relevance for part in parts for relevance in single_relevances(request, objective.rows(part))]
 
 

@@ -73,7 +73,8 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
             f"{error} The method gxi works, but its relevance does not add up to the difference."
         ) from None
     own_answers = not row.is_phrase and row.contrast is None
-    about = "" if model.task.reads_text else " and ".join(prompt.about for prompt in row.counterfactuals)
+    unnamed = "" if model.task.reads_text else "another image"
+    about = " and ".join(filter(None, (prompt.about or unnamed for prompt in row.counterfactuals)))
     relevance = _relevance(model, method, mean, pairs[0].recorded, own_answers, note, about)
     if request.base_model is not None:
         assert relevance.counterfactual is not None
@@ -125,9 +126,11 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
 
 
 def _are_same(batch: Batch) -> bool:
-    """Return whether both rows have the same tokens, or the same pixels."""
-    pixels = batch.pixels
-    return batch.row_ids(0) == batch.row_ids(1) if pixels is None else torch.equal(pixels[0], pixels[1])
+    """Return whether both rows have the same tokens, or the same pixels; with images in prompts, both."""
+    if batch.pixels is not None:
+        return torch.equal(*batch.pixels)
+    images = batch.images or ()
+    return batch.row_ids(0) == batch.row_ids(1) and (not images or torch.equal(*(image.values for image in images)))
 
 
 def _check_tokens(models: ModelPair, row: PromptRequest, prompt: Prompt) -> None:
@@ -236,7 +239,7 @@ def _relevance(
         image=image,
         run=Run(model, objective),
         counterfactual=Counterfactual(
-            prompts=tuple(strings_of(model, batch, batch.row_ids(1)) for batch in batches),
+            prompts=tuple(strings_of(model, batch, 1) for batch in batches),
             pairs=tuple(result.objective for result in results),
             alignments=tuple(result.alignment for result in results),
             contrasts=contrasts,

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict, get_args
 import torch
 
 from icebear.concepts.methods.attnlrp import ATTNLRP
-from icebear.concepts.methods.difference_rules import DIFFERENCE
-from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.difference_rules import DIFFERENCE, Difference
+from icebear.concepts.methods.method import Method, OnePass
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.passes.prompt import Recorded, recorded_positions
 from icebear.concepts.passes.sites import neuron_site
@@ -23,6 +23,7 @@ from icebear.models.objective import Phrase, Token, likelier_form, per_prompt, p
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.counterfactual_images import about, counterfactual_image
 from icebear.models.text.images import encode_pixels
+from icebear.models.text.prompt_images import counterfactual_prompt, with_image
 from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, prompts_of, special_note
 from icebear.notes import say
 from icebear.values import check_int, common_length, of_type, one_of, several
@@ -115,7 +116,7 @@ def _continued(model: Model, read: Prompt, ids: Sequence[int]) -> Prompt:
     known = [*model.ids(read), *ids]
     text = (read.text or "") + "".join(model.pieces(list(ids)))
     written = replace(read, text=text, ids=None) if read.text is not None and read.pair is None else None
-    return written if written and model.ids(written) == known else Prompt(ids=tuple(known))
+    return written if written and model.ids(written) == known else Prompt(ids=tuple(known), image=read.image)
 
 
 Kept = Literal["all", "top"]
@@ -125,10 +126,13 @@ ObjectiveName = Literal["log-odds", "logit"]
 class AttributeOptions(TypedDict, total=False):
     """Options of `attribute` that few need."""
 
+    image: Any
+    """Of a model of images and text, the image that the prompt is about: a path, an image, or pixels (C, H, W) as the
+    model reads them with token ids; a list with one for each prompt. A counterfactual prompt is about the same one."""
     counterfactual_image: Any
     """Of an image, what it is compared with: ``blur``, ``grey``, ``mask:FILE`` (blurred where FILE is light), or
-    another image of the same size: a path, an image or pixels. Default: ``blur``, unless a method, a counterfactual or
-    a base model is named."""
+    another image of the same size: a path, an image or pixels. Default of a classifier: ``blur``, unless a method, a
+    counterfactual or a base model is named; of a prompt with an image: none."""
     prefix: str | Sequence[str] | None
     """Encoder-decoders: what the decoder has written before the target."""
     number: ObjectiveName | None
@@ -221,6 +225,8 @@ class AttributionRequest:
             )
         number = number or ("logit" if base_model else None)
         rows = tuple(_with_objective(row, number) for row in requests)
+        if model.task.reads_text and any(row.prompt.image is not None for row in requests):
+            _check_with_images(resolved, base_model)
         models = ModelPair(model, base_model) if base_model is not None else None
         most = check_int(options.get("k", 100), "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
@@ -263,6 +269,18 @@ def _method(method: Method | str | None, compares: bool) -> Method | None:
     if method.needs_counterfactual:
         raise InputError(f"The method {method!r} needs a counterfactual; give one, or choose another method.")
     return method
+
+
+def _check_with_images(method: Method | None, base_model: Model | None) -> None:
+    """Raise `InputError` for what does not explain prompts with images."""
+    if base_model is not None:
+        raise InputError("Two models are compared on texts; leave out the image or the base model.")
+    if method is not None and not (
+        isinstance(method, (OnePass, Difference)) and not getattr(method, "positions", False)
+    ):
+        raise InputError(
+            f"The method {method!r} does not explain prompts with images; choose attnlrp, cp-lrp, gxi or difference."
+        )
 
 
 def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> tuple[str, ...]:
@@ -348,24 +366,53 @@ def _request(
 def compared_images(model: Model, prompt: Any, kind: Any, counterfactual: Any, is_compared: bool) -> Any:
     """Return the images to compare images with, or the counterfactual.
 
-    kind: see `counterfactual_image`; by default ``blur``, unless is_compared: a method, a counterfactual or a base
-    model is named. Raises `InputError` for a model of texts, or two counterfactuals.
+    kind: see `counterfactual_image`; by default ``blur`` for a classifier, unless is_compared: a method, a
+    counterfactual or a base model is named. Raises `InputError` for a prompt without an image, or two counterfactuals.
     """
-    if model.task.reads_text:
-        if kind is not None:
-            raise InputError(f"{model.name} reads text, so it has no counterfactual image; leave it out.")
-        return counterfactual
-    if kind is None and is_compared:
+    if kind is None and (is_compared or model.task.reads_text):
         return counterfactual
     if counterfactual is not None:
         raise InputError("An image has one counterfactual; leave out counterfactual or counterfactual_image.")
     prompts, is_single = prompts_of(prompt)
+    if model.task.reads_text:
+        if any(read.image is None for read in prompts):
+            raise InputError("The prompt has no image, so it has no counterfactual image; leave it out.")
+        compared = [counterfactual_prompt(model, read, kind, about(kind)) for read in prompts]
+        return compared[0] if is_single else compared
     images = [read.image if read.text is None else read.text for read in prompts]
     pixels = [counterfactual_image(model, image, "blur" if kind is None else kind) for image in images]
     if kind is None and any(torch.equal(encode_pixels(model, a), b) for a, b in zip(images, pixels, strict=True)):
         return None  # of one color: nothing is blurred
     others = [Prompt(image=image, about=about("blur" if kind is None else kind)) for image in pixels]
     return others[0] if is_single else others
+
+
+def about_images(model: Model, prompt: Any, counterfactual: Any, image: Any) -> tuple[Any, Any]:
+    """Return prompts and counterfactuals with the images that they are about, as the model reads them.
+
+    image: that of each prompt, or one for all; None for prompts that have their image, or none. A counterfactual
+    without an image gets that of the prompt. Raises `InputError`.
+    """
+    prompts, is_single = prompts_of(prompt)
+    images = per_prompt(image, len(prompts)) if isinstance(image, list) else [image] * len(prompts)
+    if not model.task.reads_text:
+        if image is not None:
+            raise InputError(f"{model.name} reads images alone; give the image as the prompt.")
+        return prompt, counterfactual
+    if image is None and all(read.image is None for read in prompts):
+        return prompt, counterfactual
+    read = [with_image(model, _about(each, x)) for each, x in zip(prompts, images, strict=True)]
+    if counterfactual is None:
+        return read[0] if is_single else read, None
+    others, alone = prompts_of(counterfactual)
+    partners = read * len(others) if is_single else read
+    compared = [with_image(model, _about(each, x.image)) for each, x in zip(others, partners, strict=False)]
+    return read[0] if is_single else read, compared[0] if alone else compared
+
+
+def _about(prompt: Prompt, image: Any) -> Prompt:
+    """Return a prompt about an image, unless it has one."""
+    return prompt if image is None or prompt.image is not None else replace(prompt, image=image)
 
 
 def _counterfactuals(counterfactual: Any, count: int, is_single: bool) -> Sequence[Sequence[Prompt]]:
@@ -404,14 +451,17 @@ def answer_request(
     """Return the request for a span of an answer, after all tokens before it. Raises `InputError`."""
     answer.check(model)
     start, stop = answer.token_range(span)
-    read, explained = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop]
+    read, explained = Prompt(ids=tuple(answer.before(start)), image=answer.image), answer.ids[start:stop]
     _check_rotations(model, len(answer.prompt_ids), answer.ids, stop)
     if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):
         contrast = f" {contrast}"  # a span is found without its space too
     against = (contrast,) if isinstance(contrast, int) else contrast
     contrast_phrase = None if against is None else phrase_ids(model, likelier_form(model, read, against), read)
     (others,) = _counterfactuals(counterfactual, 1, True)
-    compared = tuple(Prompt(ids=(*model.ids(other), *answer.ids[:start])) for other in others)
+    others = [with_image(model, _about(other, answer.image)) for other in others]
+    compared = tuple(
+        Prompt(ids=(*model.ids(other), *answer.ids[:start]), image=other.image, about=other.about) for other in others
+    )
     is_phrase = len(explained) > 1 or (contrast_phrase is not None and len(contrast_phrase) > 1)
     return PromptRequest(
         read,

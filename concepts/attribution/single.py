@@ -62,7 +62,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     results = []
     for row in range(len(batch.ids)):
         sums = {name: entry[row].item() for name, entry in accounting.items()}
-        tokens, image = prompt_relevance(model, objective, row, [value[row] for value in values])
+        tokens, image = prompt_relevance(model, objective, row, batch.of_row(row, values))
         positions = sinks.relevance[row][:, batch.columns(row)].cpu() if method.positions else None  # (K, T)
         if positions is not None:
             sums["positions"] += positions.sum().item()

@@ -107,6 +107,8 @@ def circuit(
     arguments: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
     relevance = attribute(model, prompt, target, contrast, **arguments)
     check_comparable(relevance)
+    if relevance.prompt.image_positions:
+        raise InputError("Circuits explain texts, or images alone; leave the image out of the prompt.")
     scores = choosing.scored(model, relevance, heads)
     known = stages_set(model, relevance) if heads and nodes is None else None
     whole_parts: tuple[WholePart, ...] = ()

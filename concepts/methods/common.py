@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.inputs import Inputs, input_hooks
+from icebear.concepts.passes.inputs import PIXELS, Inputs, input_hooks
 from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.lrp.linear_rules import Rules
@@ -80,6 +80,7 @@ def measure_without(
 
     def zeroed(part: Tensor) -> AbstractContextManager[None]:
         stacks = part[:, :read, None], part[:, read:, None]
-        return input_hooks(model, lambda stack, x: x.masked_fill(stacks[stack], 0))
+        pixels = objective.batch.images is not None and PIXELS
+        return input_hooks(model, lambda stack, x: x if stack is pixels else x.masked_fill(stacks[stack], 0))
 
     return measure_variants(model, objective, row, removed, measure, zeroed)

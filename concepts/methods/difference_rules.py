@@ -86,7 +86,8 @@ class Difference(Method):
             paired=causes.weights if causes else None,
         )
         if causes is None or batch.pixels is not None:
-            tokens = [product(x[0] - x[1], g[0]) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
+            (x, c), g = (batch.of_row(row, inputs.values) for row in (0, 1)), batch.of_row(0, inputs.gradients)
+            tokens = [product(a - b, gradient) for a, b, gradient in zip(x, c, g, strict=True)]
         else:
             tokens = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]
         if causes is not None and not causes.models.only_weights_differ:

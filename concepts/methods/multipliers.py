@@ -41,8 +41,8 @@ def by_multipliers(points: Sequence[float], rules: Rules | None, pair: Pair) -> 
     prompt, other = objective.rows([0]), objective.rows([1])
     blocks = _aligned(prompt, other, x.sinks, c.sinks)
     weights, reads = torch.block_diag(*blocks), c.inputs
-    if prompt.batch.pixels is None:
-        reads = [block.to(y) @ y for y, block in zip(reads, blocks, strict=True)]
+    if prompt.batch.pixels is None:  # pixels of images in prompts come after the embeddings, and have their places
+        reads = [*(block.to(y) @ y for y, block in zip(reads, blocks, strict=False)), *reads[len(blocks) :]]
     aligned = {site: torch.einsum("st,ltn->lsn", weights.to(y), y)[:, recorded] for site, y in c.activation.items()}
     activation = {site: y[:, recorded] for site, y in x.activation.items()}
     difference = {site: activation[site] - y for site, y in aligned.items()}
@@ -67,7 +67,8 @@ def _read(pair: Pair, objective: Objective) -> _Reading:
     values = Values(model, objective.batch, pair.sites)
     forward(model, target, [inputs, stream, values])
     activation = {site: values.values(0, x).cpu() for site, x in values.activation.items()}
-    return _Reading([leaf.detach()[0] for leaf in inputs.leaves], activation, stream.sinks(0), target.logits)
+    leaves = objective.batch.of_row(0, [leaf.detach() for leaf in inputs.leaves])
+    return _Reading(leaves, activation, stream.sinks(0), target.logits)
 
 
 def _between(
@@ -86,7 +87,7 @@ def _between(
     model, many = pair.model, prompt.rows([0] * len(points))
     steps = torch.tensor(points, dtype=reads[0][0].dtype, device=reads[0][0].device)
     between = [y + steps.view(-1, *[1] * x.dim()) * (x - y) for x, y in reads]
-    inputs = Inputs(lambda stack, x: between[stack])
+    inputs = Inputs(lambda stack, x: between[stack].reshape(x.shape))  # all pixels of images in prompts in a row
     columns = [[many.batch.columns(0)[position] for position in pair.recorded]] * len(points)
 
     def difference_of(site: str, layer: int, x: Tensor) -> Tensor:
@@ -94,7 +95,8 @@ def _between(
 
     neurons = AllNeurons(model, many.batch, difference, columns, difference_of=difference_of)
     forward_backward(model, Logits(many), [inputs, neurons], rules, strict=pair.strict, checkpoint=pair.checkpoint)
-    tokens = [product(x - y, g.mean(0)) for (x, y), g in zip(reads, inputs.gradients, strict=True)]
+    means = [g.reshape(len(points), *x.shape).mean(0) for (x, _), g in zip(reads, inputs.gradients, strict=True)]
+    tokens = [product(x - y, mean) for (x, y), mean in zip(reads, means, strict=True)]
     return tokens, {site: x.mean(0).cpu() for site, x in neurons.relevance.items()}
 
 

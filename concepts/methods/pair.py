@@ -41,6 +41,13 @@ class Pair:
         return recorded_at(self.objective, 0, self.record)
 
     @property
+    def of_images(self) -> bool:
+        """Whether the two rows differ only in their images."""
+        batch = self.objective.batch
+        of_prompts = batch.images is not None and batch.row_ids(0) == batch.row_ids(1)
+        return batch.pixels is not None or of_prompts
+
+    @property
     def columns(self) -> list[list[int]] | None:
         """The recorded columns of both rows, of equal length; None for all columns."""
         if self.record == "all":
@@ -60,7 +67,7 @@ class Pair:
         contrast = self.objective.contrasts[0]
         if contrast is None and self.model.output_size > 1:  # a single number has no alternative
             contrast = int(logits_c[0].argmax())
-            if contrast in target and not self.models and self.model.task.reads_text:
+            if contrast in target and not (self.models or self.of_images):
                 raise _same_answer(self.model, contrast, logits_x[0].float(), logits_c[0].float())
             contrast = None if contrast in target else contrast
         return self.objective.with_answers(target, contrast)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, effects_on_answer
 from icebear.concepts.passes.sites import eager, hooks
-from icebear.concepts.results.effects import Patched
+from icebear.concepts.results.effects import NodeEffects
 from icebear.concepts.results.result import Relevance
 from icebear.models.batch import Batch
 from icebear.models.model import Model
@@ -97,7 +97,7 @@ def image_heads(model: Model, relevance: Relevance, seed: int = 0) -> ImageHeads
     others = [head for head in every if head not in {row.neuron for row in rows}]
     drawn = generator.sample(others, min(RANDOM_DRAWS, len(others)))
     measured = [*rows, *(Ranked(head, 0, None, 0.0) for head in drawn)]
-    effects = [effect or 0.0 for effect in effects_on_answer(Patched(model, relevance).measure(measured), relevance)]
+    effects = [effect or 0.0 for effect in effects_on_answer(NodeEffects(model, relevance).measure(measured), relevance)]
     read = _read(model, relevance, compared.pairs[0].batch, [row.neuron for row in rows])
     heads = (
         ImageHead(row.neuron, row.relevance, effect, tuple(shares.tolist()))

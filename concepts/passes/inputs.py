@@ -17,7 +17,9 @@ from icebear.models.model import Model
 
 InputHook = Callable[[int, Tensor], Tensor]
 """Takes a stack (0 for the encoder or the only one, 1 for the decoder) and its input, embeddings (B, T, D) or pixels
-(B, C, H, W), and returns the input that the stack reads."""
+(B, C, H, W), and returns the input that the stack reads. The pixels of images in prompts come as the input of another
+stack, `PIXELS`."""
+PIXELS = 1
 
 
 @contextmanager
@@ -40,12 +42,13 @@ def input_hooks(model: Model, hook: InputHook) -> Iterator[None]:
         return hook((calls[0] - 1) % model.task.stacks, output)
 
     def pixels(module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return args, {**kwargs, "pixel_values": hook(0, kwargs["pixel_values"])}
+        if kwargs.get("pixel_values") is None:
+            return args, kwargs
+        return args, {**kwargs, "pixel_values": hook(PIXELS if model.task.reads_text else 0, kwargs["pixel_values"])}
 
     with ExitStack() as undo:
-        if not model.task.reads_text:
-            undo.callback(model.net.register_forward_pre_hook(pixels, with_kwargs=True).remove)
-        else:
+        undo.callback(model.net.register_forward_pre_hook(pixels, with_kwargs=True).remove)
+        if model.task.reads_text:
             undo.callback(model.net.register_forward_pre_hook(enter, with_kwargs=True).remove)
             for module in model.embeddings:
                 undo.callback(module.register_forward_hook(embedded).remove)
@@ -60,7 +63,7 @@ class Inputs(Recorder):
         self.change = change
         self._leaves: dict[int, Tensor] = {}
         self.values: list[Tensor] = []
-        """The input of each stack, (B, T, D) or (B, C, H, W)."""
+        """The input of each stack, (B, T, D) or (B, C, H, W), and then the pixels of images in prompts."""
         self.gradients: list[Tensor] = []
         """Zero where the number explained does not depend on the input."""
 
@@ -76,7 +79,7 @@ class Inputs(Recorder):
 
     @property
     def leaves(self) -> Sequence[Tensor]:
-        return list(self._leaves.values())
+        return [self._leaves[stack] for stack in sorted(self._leaves)]
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         self.values = [leaf.detach() for leaf in self.leaves]

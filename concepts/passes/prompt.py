@@ -15,6 +15,7 @@ from icebear.models.model import Model
 from icebear.models.objective import Objective, ObjectiveKind
 from icebear.models.text import images
 from icebear.models.text.chat import Turn, outside
+from icebear.models.text.prompt_images import map_of
 from icebear.records import TokenScore
 from icebear.values import check_int, several
 
@@ -37,30 +38,76 @@ class PromptTokens:
     answer_start: int | None = None
     """The position of the first token of an answer; None if the next token is explained."""
     is_image: bool = False
+    """Whether all of it is an image."""
+    image_positions: tuple[int, ...] = ()
+    """The tokens of an image in a prompt."""
+    special: tuple[int, ...] = ()
+    """Special tokens, in a prompt with an image."""
 
     @classmethod
     def of(cls, model: Model, objective: Objective, row: int, sinks: tuple[int, ...]) -> PromptTokens:
         """sinks: the sinks of the pass, without regard to what is explained."""
         ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
-        strings = strings_of(model, objective.batch, ids)
+        strings = strings_of(model, objective.batch, row)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
         sinks = tuple(position for position in sinks if position not in explained)
+        of_image = image_positions(model, objective.batch, row)
         is_image = objective.batch.pixels is not None
-        return cls(ids, strings, explained, sinks, objective.batch.lengths[row], turns, is_image=is_image)
+        return cls(
+            *(ids, strings, explained, sinks, objective.batch.lengths[row], turns),
+            is_image=is_image,
+            image_positions=of_image,
+            special=tuple(p for p, token in enumerate(ids) if token in _special(model)) if of_image else (),
+        )
 
     @property
     def text(self) -> str:
-        return "the image" if self.is_image else "".join(self.strings)
+        if self.is_image:
+            return "the image"
+        of_image = {*self.image_positions}
+        return "".join(
+            text if position not in of_image else "[image]" * (position - 1 not in of_image)
+            for position, text in enumerate(self.strings)
+        )
 
     @property
     def template(self) -> tuple[int, ...]:
         """The positions of a chat that its template wrote."""
-        return outside(self.turns, len(self.ids))
+        of_image = {*self.image_positions}
+        return tuple(position for position in outside(self.turns, len(self.ids)) if position not in of_image)
+
+    @property
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """The positions of the image, the text and the template (special tokens among it) of a prompt with an image."""
+        of_image = {*self.image_positions}
+        written = {*self.template, *self.special} - of_image
+        text = (position for position in range(len(self.ids)) if position not in of_image | written)
+        return {"image": self.image_positions, "text": tuple(text), "template": tuple(sorted(written))}
 
 
-def strings_of(model: Model, batch: Batch, ids: Sequence[int]) -> tuple[str, ...]:
+def strings_of(model: Model, batch: Batch, row: int) -> tuple[str, ...]:
     """Return the text of each token of a row of a batch, or the names of an image's patches."""
-    return model.pieces(ids) if batch.pixels is None else images.names(model, batch.pixels)
+    if batch.pixels is not None:
+        return images.names(model, batch.pixels)
+    strings = model.pieces(batch.row_ids(row))
+    if batch.images is None:
+        return strings
+    names = dict(zip(image_positions(model, batch, row), batch.images[row].token_names, strict=True))
+    return tuple(names.get(position, text) for position, text in enumerate(strings))
+
+
+def _special(model: Model) -> set[int]:
+    """Return the ids of all special tokens, those that stand around images among them."""
+    added = getattr(model.tokenizer, "added_tokens_decoder", {})
+    return model.special_ids() | {token for token, how in added.items() if how.special}
+
+
+def image_positions(model: Model, batch: Batch, row: int) -> tuple[int, ...]:
+    """Return the positions of the tokens of an image in a prompt."""
+    if batch.images is None:
+        return ()
+    sign = model.net.config.image_token_id
+    return tuple(position for position, token in enumerate(batch.row_ids(row)) if token == sign)
 
 
 @dataclass(frozen=True)
@@ -95,9 +142,15 @@ Recorded = Literal["all", "last"] | Sequence[int]
 def prompt_relevance(
     model: Model, objective: Objective, row: int, parts: list[Tensor]
 ) -> tuple[Tensor, images.ImageMap | None]:
-    """Return (T,) relevance of the tokens from that of each stack's embeddings (T, D), or of pixels (C, H, W)."""
+    """Return (T,) relevance of the tokens from that of each stack's embeddings (T, D), or of pixels (C, H, W); of a
+    prompt with an image from both. A token of an image has the relevance of the pixels that it was made of."""
     columns, image = objective.batch.columns(row), None
-    if objective.batch.pixels is not None:
+    if objective.batch.images is not None:
+        shown, (embeddings, pixels) = objective.batch.images[row], parts
+        tokens = embeddings.sum(-1)[columns].cpu()
+        tokens[list(image_positions(model, objective.batch, row))] += shown.token_sums(pixels).cpu()
+        image = map_of(shown, pixels)
+    elif objective.batch.pixels is not None:
         image = images.image_map(model, objective.batch.pixels[row], parts[0])
         patches = image.patches.flatten()
         tokens = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))

@@ -54,7 +54,8 @@ def _kind(model: Model, batch: Batch, method: Rules) -> Hashable | None:
     rows, tokens = batch.ids.shape
     linear_rules = {method.linear, method.attention_in or Epsilon(), method.attention_out or Epsilon()}
     plain_rules = linear_rules == {Epsilon()} and method.softmax in FACTORS and not method.paired
-    alone = batch.decoder is None and batch.pixels is None and batch.after is None and not batch.before
+    has_image = batch.pixels is not None or batch.images is not None
+    alone = batch.decoder is None and not has_image and batch.after is None and not batch.before
     if not plain_rules or not alone or tokens >= LONG or not model.task.is_causal:
         return None
     padded = min(batch.lengths) < tokens

@@ -22,7 +22,7 @@ from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.model import Model
 from icebear.models.objective import Objective
-from icebear.models.parts import experts
+from icebear.models.parts import experts, vision
 from icebear.records import Neuron
 
 TokenNode = tuple[Neuron, int]
@@ -206,8 +206,12 @@ def forward_backward(
             rules = relevance_rules(model.net, method, accounting, strict, layers, start, paired)
             mode = stack.enter_context(rules)
             # Our experts know the experts of both prompts, and whose tokens an expert's bias was added to.
+            count = len(target.batch.images or ()) if target.batch is not None else 0
             for module in model.net.modules():
-                if (forward := experts.forward_in_pass(module, method.paired)) is not None:
+                forward = experts.forward_in_pass(module, method.paired)
+                if count and forward is None:
+                    forward = vision.forward_in_pass(module, count)
+                if forward is not None:
                     stack.enter_context(replaced(module, "forward", forward))
         # The target sees values before a recorder stops the gradient at them: it may start where others stop.
         for reading in (target.reading, *(recorder.reading for recorder in recorders)):

@@ -123,8 +123,8 @@ class NodeEffects:
 
     @cached_property
     def prefix(self) -> Prefix | None:
-        ids = self.objective.batch.row_ids(0)
-        return Prefix.of(self.model, [ids[:-1]]) if self.model.task.is_causal else None
+        ids, has_image = self.objective.batch.row_ids(0), self.objective.batch.images is not None
+        return Prefix.of(self.model, [ids[:-1]]) if self.model.task.is_causal and not has_image else None
 
     @cached_property
     def token_ids(self) -> list[int]:

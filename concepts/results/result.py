@@ -466,9 +466,16 @@ class Relevance(SavedResult, Tabled):
 
     def heatmap(self) -> Markup:
         """Return the tokens on the color of their relevance, or the image, as HTML."""
-        if self.image:
-            return render("icebear/image.html", png=b64encode(self.image.png()).decode())
-        return heatmap(list(self.prompt.strings), self.tokens.tolist(), self.prompt.sinks, self.prompt.template)
+        picture = render("icebear/image.html", png=b64encode(self.image.png()).decode()) if self.image else Markup("")
+        if self.prompt.is_image:
+            return picture
+        prompt, values = self.prompt, self.tokens.tolist()
+        shown = [position for position in range(len(values)) if position not in {*prompt.image_positions}]
+        sinks, template = (
+            [number for number, position in enumerate(shown) if position in {*gray}]
+            for gray in (prompt.sinks, prompt.template)
+        )
+        return picture + heatmap([prompt.strings[p] for p in shown], [values[p] for p in shown], sinks, template)
 
     def _fragment(self, k: int) -> Markup:
         """Return the target, the heatmap, conservation and the top k neurons."""

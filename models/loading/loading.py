@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -24,6 +25,7 @@ from icebear.models.loading.conversion import converted, fetch
 from icebear.models.loading.presets import DEFAULT, PRESETS
 from icebear.models.model import Model
 from icebear.models.parts.families import FAMILIES
+from icebear.models.parts.vision import VISION
 from icebear.models.tasks import TASKS, ModelTask, auto_class_of, task_of
 from icebear.paths import check_model_path, local
 from icebear.values import shown, text_of
@@ -184,7 +186,22 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
         return net, None, _image_processor(source, options)
     if _lacks_tokenizer(Path(source)):
         return net, None, None
-    return net, transformers.AutoTokenizer.from_pretrained(source, **options), None
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+    if net.config.model_type not in VISION:
+        return net, tokenizer, None
+    if getattr(tokenizer, "chat_template", None) is None:
+        tokenizer.chat_template = _old_template(source, options)
+    has_images = find_spec("PIL") is not None  # else a prompt with an image says what is missing
+    return net, tokenizer, _image_processor(source, options) if has_images else None
+
+
+def _old_template(source: str, options: dict[str, Any]) -> str | None:
+    """Return the chat template that older models of images and text have in a file of their processor."""
+    from transformers.utils import cached_file
+
+    path = cached_file(source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **options)
+    template = json.loads(Path(path).read_text(encoding="utf-8")).get("chat_template") if path else None
+    return template if isinstance(template, str) else None
 
 
 def complete(kind: Any, source: str, **options: Any) -> Any:

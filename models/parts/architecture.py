@@ -15,6 +15,7 @@ from icebear.models.lock import FairLock, as_written
 from icebear.models.parts import experts
 from icebear.models.parts.families import FAMILIES, SCANS, Family, family_of
 from icebear.models.parts.linear import Linear, fingerprint, offloaded
+from icebear.models.parts.vision import Vision, vision_of
 from icebear.models.tasks import ModelTask, task_of
 from icebear.points import check_model
 from icebear.records import SITES, WRITERS, Neuron, as_neuron
@@ -138,6 +139,12 @@ class Architecture:
                 "docs/new-family.md shows how to add another one."
             )
         return family
+
+    @cached_property
+    def vision(self) -> Vision | None:
+        """How the model reads images with text; None if it does not. Raises `ModelError` for a kind of such models that
+        icebear does not know."""
+        return vision_of(self.net) if self.task.reads_text else None
 
     @property
     def fingerprint(self) -> str:

@@ -42,6 +42,8 @@ class Answer(InNotebooks):
     """The character at which each call of a tool begins, in a recorded answer."""
     dropped: str = ""
     """The reasoning of a recorded answer that the template does not write."""
+    image: Any = field(default=None, compare=False, repr=False)
+    """The image that the prompt is about, as the model reads it."""
 
     @cached_property
     def text(self) -> str:

@@ -28,7 +28,8 @@ class Chat:
     messages
         Dicts with ``role`` and ``content``, as in transformers, or as OpenAI's and Anthropic's interfaces have them. A
         message that a model wrote may have ``ids``, its token ids, which are used as they are, after the tokens that
-        the model read before it wrote them.
+        the model read before it wrote them. For a model of images and text, one message may have a part ``{"type":
+        "image", "path": FILE}``.
     template
         The switches of the model's chat template, such as ``{"enable_thinking": False}`` or ``{"tools": [...]}``.
 
@@ -69,6 +70,14 @@ class Chat:
         if last is None:
             raise InputError("The chat has no user message that a counterfactual could replace; add a user message.")
         return self.of([*self.messages[:last], {"role": "user", "content": content}, *self.messages[last + 1 :]])
+
+    @property
+    def image(self) -> str | None:
+        """The path of the image in the messages, None if there is none. Raises `InputError` for several."""
+        paths = [message["image"] for message in self.messages if message.get("image")]
+        if len(paths) > 1:
+            raise InputError(f"The chat has {len(paths)} images, and icebear explains one; leave the others out.")
+        return paths[0] if paths else None
 
     @classmethod
     def read(cls, path: str | Path) -> Chat:
@@ -114,9 +123,20 @@ def _message(message: Any) -> dict[str, Any]:
     if not isinstance(parts, list):
         return dict(message)
     texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
-    if len(texts) != len(parts):
-        raise InputError("A chat message has a part that is no text, and icebear reads text only; leave it out.")
-    return {**message, "content": "\n".join(texts)}
+    images = [path for part in parts if isinstance(part, Mapping) and (path := _image_path(part))]
+    if len(texts) + len(images) != len(parts) or len(images) > 1:
+        raise InputError(
+            "A chat message has a part that is neither a text nor the path of one image, and icebear reads nothing "
+            "else; leave it out."
+        )
+    return {**message, "content": "\n".join(texts), **({"image": images[0]} if images else {})}
+
+
+def _image_path(part: Mapping[str, Any]) -> str | None:
+    """Return the path in a part that is an image; nothing is downloaded."""
+    paths = (part.get(name) for name in ("path", "image", "url"))
+    path = next((path for path in paths if isinstance(path, str)), None)
+    return path if part.get("type") == "image" and path and not re.match(r"(https?|data):", path) else None
 
 
 OURS = "conversation messages chat_template add_generation_prompt continue_final_message tokenize return_dict".split()

@@ -29,7 +29,8 @@ pixels."""
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: one of these is set; once it was read, also its ids."""
+    """A prompt: one of these is set, or a text, ids or a chat and the image that it is about; once it was read, also
+    its ids."""
 
     text: str | None = None
     """A text, or for an image classifier the path of an image."""
@@ -41,8 +42,8 @@ class Prompt:
     """The texts or ids of single tokens, as results show them; no special tokens are added."""
     chat: Chat | None = None
     image: Any = None
-    """An image, or pixels (C, H, W)."""
-    about: str = "another image"
+    """An image, or pixels (C, H, W); in a prompt also a path, and once it was read a `PromptImage`."""
+    about: str = ""
     """In words, an image that another one is compared with."""
 
     @classmethod
@@ -53,7 +54,7 @@ class Prompt:
         if isinstance(prompt, (str, Path)):
             return cls(text=str(prompt))
         if isinstance(prompt, Chat):
-            return cls(chat=prompt)
+            return cls(chat=prompt, image=prompt.image)
         if is_pair(prompt):
             return cls(text=prompt[0], pair=prompt[1])
         if isinstance(prompt, Answer):
@@ -61,7 +62,7 @@ class Prompt:
         if hasattr(prompt, "convert") or getattr(prompt, "ndim", 0) == 3:
             return cls(image=prompt)
         if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(part, Mapping) for part in prompt):
-            return cls(chat=Chat(prompt))
+            return cls.of(Chat(prompt))
         if isinstance(prompt, Mapping) and prompt.keys() & {"pair", "messages"}:
             return cls._of_json(prompt)
         return cls(ids=_flat(prompt))
@@ -71,7 +72,7 @@ class Prompt:
         """Return what `prompt_json` wrote as an object."""
         if "pair" in prompt and is_pair(tuple(prompt["pair"])):
             return cls(text=prompt["pair"][0], pair=prompt["pair"][1])
-        return cls(chat=Chat(prompt.get("messages", ()), prompt.get("template")))
+        return cls.of(Chat(prompt.get("messages", ()), prompt.get("template")))
 
 
 def _flat(prompt: Any) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
         parts.append(Text(relevance.comparison_text(), "dim"))
     if explanation.ablations:
         parts.append(ablation_table(explanation.ablations))
-    controls = (explanation.removal_control, *explanation.patch_controls)
+    controls = (explanation.removal_control, *explanation.patch_controls, explanation.image_shares)
     parts += [Text(str(control), "dim") for control in controls if control]
     heads = image_head_lines(explanation)
     parts += [screen(heads)] if heads else []
@@ -79,7 +79,7 @@ def relevance_report(
         Text(f"Predicted: {listed(tokens)}"),
         head,
         Padding(_picture(relevance, positions), (1, 2)),
-        *([] if relevance.image else [units or tokens_table(relevance)]),
+        *([] if relevance.prompt.is_image else [units or tokens_table(relevance)]),
         Text(relevance.conservation_text(), "dim"),
         *([Text(relevance.comparison_text(), "dim")] if relevance.counterfactual else []),
         *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
@@ -90,15 +90,24 @@ def _picture(relevance: icebear.Relevance, positions: Collection[int] | None = N
     """The tokens on the colors of their relevance; of an image, its patches with a number from -9 to +9."""
     if positions is not None:
         return _messages(relevance, positions)
-    if not relevance.image:
-        return heatmap(relevance.prompt.strings, relevance.tokens.tolist(), relevance.prompt.template)
+    words = None if relevance.prompt.is_image else _words(relevance)
+    if relevance.image is None:
+        return words or Text()
     patches = relevance.image.patches
-    text = Text()
+    text = Text.assemble(words, "\n\n") if words else Text()
     for number, share in enumerate(normalized(patches.flatten().tolist())):
         if number and number % patches.shape[1] == 0:
             text.append("\n")
         text.append(f"{9 * share:+.0f}" if abs(9 * share) >= 0.5 else " .", shade(share))
     return text
+
+
+def _words(relevance: icebear.Relevance) -> Text:
+    """The tokens on the colors of their relevance, without those of an image."""
+    prompt, values = relevance.prompt, relevance.tokens.tolist()
+    shown = [position for position in range(len(values)) if position not in {*prompt.image_positions}]
+    template = [number for number, position in enumerate(shown) if position in {*prompt.template}]
+    return heatmap([prompt.strings[p] for p in shown], [values[p] for p in shown], template)
 
 
 def _messages(relevance: icebear.Relevance, positions: Collection[int]) -> Text:
@@ -130,14 +139,17 @@ def message_units(
 
 
 def tokens_table(relevance: icebear.Relevance) -> Table:
-    prompt, template = relevance.prompt, set(relevance.prompt.template)
+    prompt, template, of_image = relevance.prompt, set(relevance.prompt.template), relevance.prompt.image_positions
     positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
     table = grid(">position", "token", ">relevance", *([">of position"] if positions else []), "")
     for at, (token, value) in enumerate(zip(prompt.strings, relevance.tokens.tolist(), strict=True)):
         notes = ["sink"] * (at in prompt.sinks) + ["decoder"] * (at >= prompt.encoder_length)
         of_position = [f"{positions[at]:+.3f}"] if positions else []
-        if at not in template:
+        if at not in template and at not in of_image:
             table.add_row(str(at), Text(repr(token)), f"{value:+.3f}", *of_position, ", ".join(notes))
+    if of_image:
+        rest = relevance.tokens[list(of_image)].sum().item()
+        table.add_row("", f"image ({len(of_image)} tokens)", f"{rest:+.3f}", style="dim")
     if template:
         rest = relevance.tokens[list(prompt.template)].sum().item()
         table.add_row("", f"chat template ({len(template)} tokens)", f"{rest:+.3f}", style="dim")

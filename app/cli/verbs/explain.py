@@ -166,6 +166,10 @@ def _only_named(options: Options, supported: str) -> bool:
     return not any(map(named, others))
 
 
+def _has_image(prompt: Any) -> bool:
+    return isinstance(prompt, Chat) and prompt.image is not None
+
+
 def _is_alone(options: Options, model: icebear.Model) -> bool:
     """Return whether nothing but a text is explained, so that a comparison may be chosen for it."""
     from icebear.concepts.stages.stages import stage_sites
@@ -179,7 +183,7 @@ def _what_if(options: Options, model: icebear.Model, prompt: str | Chat) -> What
     """Exchange the words of a text or chat that is explained alone, unless it is long."""
     from icebear.concepts.answers.what_if import exchange_words_if_short
 
-    if not _is_alone(options, model):
+    if not _is_alone(options, model) or _has_image(prompt):
         return None
     attribution = options.attribution
     with waiting("Exchanging words of the prompt"):
@@ -321,11 +325,13 @@ def _checked(options: Options) -> AttributionOptions:
     """Return what is explained. Raises `UsageError` where options do not go together."""
     attribution = options.attribution
     prompt, pairs = attribution.prompt, len(attribution.counterfactual)
-    exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
+    exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.alone, "--messages": prompt.messages})
     if options.answer and not prompt.messages:
         raise click.UsageError("--answer is a message of a conversation; give --messages FILE.")
     if options.png and not attribution.image:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
+    if options.sources and attribution.image:
+        raise click.UsageError("--sources measures a context of texts; leave out --image.")
     if options.sources and options.units == "word":
         raise click.UsageError("--sources removes sentences, messages or documents; give one of these as --units.")
     if options.details and not options.sources:

@@ -65,11 +65,11 @@ def rank(options: Options) -> None:
     """
     attribution = options.attribution
     prompt = attribution.prompt
-    exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
+    exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.alone, "--messages": prompt.messages})
     compared = bool(attribution.counterfactual or attribution.base_model)
     if options.ablate and options.site not in (None, "ffn", "attn", "head"):
         raise click.UsageError("--ablate works only for ffn, attn and head; leave out --site for the first two.")
-    position: Any = options.position or ("all" if compared or attribution.image else "last")
+    position: Any = options.position or ("all" if compared or attribution.alone else "last")
     sinks, template = options.include_sinks, options.include_template
     everything = options.ablate or options.polarity or sinks or template
     model, arguments = attribution.load_for_attribute(options.model)
