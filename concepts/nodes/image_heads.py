@@ -97,7 +97,9 @@ def image_heads(model: Model, relevance: Relevance, seed: int = 0) -> ImageHeads
     others = [head for head in every if head not in {row.neuron for row in rows}]
     drawn = generator.sample(others, min(RANDOM_DRAWS, len(others)))
     measured = [*rows, *(Ranked(head, 0, None, 0.0) for head in drawn)]
-    effects = [effect or 0.0 for effect in effects_on_answer(NodeEffects(model, relevance).measure(measured), relevance)]
+    effects = [
+        effect or 0.0 for effect in effects_on_answer(NodeEffects(model, relevance).measure(measured), relevance)
+    ]
     read = _read(model, relevance, compared.pairs[0].batch, [row.neuron for row in rows])
     heads = (
         ImageHead(row.neuron, row.relevance, effect, tuple(shares.tolist()))
