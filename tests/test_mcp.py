@@ -301,7 +301,7 @@ def test_of_a_message_alone_the_answer_is_explained_and_said(session, monkeypatc
 def test_of_a_long_prompt_no_words_are_exchanged_unasked(session, monkeypatch):
     looked = []
     for home in (what_if, tools):
-        monkeypatch.setattr(home, "look", lambda model, prompt, *_: looked.append(prompt))
+        monkeypatch.setattr(home, "exchange_words", lambda model, prompt, *_: looked.append(prompt))
     monkeypatch.setattr(what_if, "LONGEST", 3)
     json_of(session, "explain", prompt=PROMPT)
     assert looked == []

@@ -391,7 +391,7 @@ class Tools:
                     card = describe(store, wanted, model, 20, effect_sentences=PAGE_SENTENCES, beside=other)
             else:
                 card = None
-        words = card.projection if card else both_projections(model, wanted, 20)[0]
+        words = card.projection if card else next(iter(both_projections(model, wanted, 20)), None)
         about = words and (words.about if words.has_words else words.no_words)
         words = words if words and words.has_words else None
         tokens = {side: list(map(vars, getattr(words, side, ()))) for side in ("promoted", "suppressed")}

@@ -78,7 +78,7 @@ class ImageHeads:
         return sum(head.reads[token] for token in {0, *self.sinks})
 
 
-def image_heads(model: Model, relevance: Relevance, seed: int = 0) -> ImageHeads | None:
+def image_heads(model: Model, relevance: Relevance) -> ImageHeads | None:
     """Read the heads of [CLS] with the largest relevance for the difference to one other image.
 
     What a head writes at [CLS] is a sum over the tokens that it attends to. The relevance of each is its part of the
@@ -90,12 +90,9 @@ def image_heads(model: Model, relevance: Relevance, seed: int = 0) -> ImageHeads
     if own_names(model)[:1] != (CLS,) or "attn" not in relevance.sites or 0 not in relevance.neurons.recorded:
         return None
     rows = relevance.top(HEADS, "head", position=0)
-    generator, every = (
-        random.Random(seed),
-        [Neuron(layer, "head", index) for layer in model.layers_with("attn") for index in range(model.heads)],
-    )
+    every = [Neuron(layer, "head", index) for layer in model.layers_with("attn") for index in range(model.heads)]
     others = [head for head in every if head not in {row.neuron for row in rows}]
-    drawn = generator.sample(others, min(RANDOM_DRAWS, len(others)))
+    drawn = random.Random(0).sample(others, min(RANDOM_DRAWS, len(others)))
     measured = [*rows, *(Ranked(head, 0, None, 0.0) for head in drawn)]
     effects = [
         effect or 0.0 for effect in effects_on_answer(NodeEffects(model, relevance).measure(measured), relevance)
