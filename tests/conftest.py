@@ -210,7 +210,7 @@ def build_small(model, corpus, store, **options):
         few(patch)
         patch.setattr(search, "CHANCE_NEURONS", 4)
         patch.setattr(search, "DIRECTIONS", 20)
-        texts = corpus if corpus.facts.get("input") else read_corpus("wiki-summaries", limit=20)
+        texts = corpus if corpus and corpus.facts.get("input") else read_corpus("wiki-summaries", limit=20)
         return build_index(model, texts, store, k=4)
 
 
