@@ -11,7 +11,9 @@ from functools import cache
 from pathlib import Path
 
 import click
+import pytest
 
+from icebear.app.cli import options as cli_options
 from icebear.app.cli.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -62,9 +64,13 @@ def read(words, verb=main, above=None):
     command = verb.get_command(None, name)
     context = click.Context(verb, above, **verb.context_settings)  # commands remember its names of the help option
     if isinstance(command, click.Group):
-        below, options = read(rest, command, context)
-        return f"{name} {below}", options
-    command.make_context(name, list(rest), context)
+        below, names = read(rest, command, context)
+        return f"{name} {below}", names
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            cli_options, "named", lambda option: False
+        )  # a store may be made by an earlier command of the page
+        command.make_context(name, list(rest), context)
     return name, {word for word in rest if word.startswith("--")}
 
 

@@ -104,8 +104,8 @@ def test_calibration_is_the_range_and_the_divisors_of_the_texts(model):
 
 def test_threads_share_one_calibration_also_beside_edits_of_another(model, monkeypatch, tmp_path):
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
-    measured, whole = [], texts._measured
-    monkeypatch.setattr(texts, "_measured", lambda *model: measured.append(model[0]) or whole(*model))
+    measured, whole = [], texts._calibration
+    monkeypatch.setattr(texts, "_calibration", lambda *model: measured.append(model[0]) or whole(*model))
     with ThreadPoolExecutor(2) as pool:
         with steer(model, ["L0.ffn.0=50"]):
             request = [pool.submit(calibrate, model) for _ in range(2)]
@@ -134,7 +134,7 @@ def test_calibration_is_kept_in_the_cache_but_not_under_edits(model, tmp_path, m
     assert plain.high[0, 0] < 50
     (file,) = tmp_path.rglob("*.safetensors")
     again = Model(model.net, Letters(), "another")
-    monkeypatch.setattr(texts, "_measured", None)  # it is read
+    monkeypatch.setattr(texts, "_calibration", None)  # it is read
     assert torch.equal(calibrate(again).high, plain.high)
     assert calibrate(again).divisors == plain.divisors
     file.write_bytes(b"no tensors")

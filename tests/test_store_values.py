@@ -172,6 +172,7 @@ def test_a_store_that_is_closed_and_arguments_that_are_no_names(path):
     for wrong in ([], None, 5):
         with pytest.raises(InputError):
             store.concepts.get(wrong)
+    for wrong in ([], 5):
         with pytest.raises(InputError):
             store.examples(NEURON, method=wrong)
     store.close()

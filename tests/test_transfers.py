@@ -193,8 +193,9 @@ ALLOWED = {
         "actmax/index/activation_statistics.py Moments.add": "cpu",
         "actmax/index/activation_statistics.py Positive.add": "cpu",
         "actmax/index/scan.py _Reader.read": "cpu",
-        "actmax/index/scan.py _counted": "to tolist",
+        "actmax/reading.py _counted": "to tolist",
         "actmax/index/scan.py _largest": "cpu",
+        "actmax/index/scan.py _mean_stream": "cpu",
         "actmax/index/scan.py _position": "cpu",
     },
     "where edits act is decided by token ids and positions, in each step": {

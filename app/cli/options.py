@@ -147,7 +147,8 @@ class Verb(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         for name in NAMING_NEURONS if "model" in ctx.params else ():
             for text in several(ctx.params.get(name) or ()):
-                check_model(text, ctx.params["model"])
+                if isinstance(text, str):  # or a number of neurons
+                    check_model(text, ctx.params["model"])
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -239,7 +239,7 @@ def _relevance(
         image=image,
         run=Run(model, objective),
         counterfactual=Counterfactual(
-            prompts=tuple(strings_of(model, batch, 1) for batch in batches),
+            prompts=tuple(strings_of(model, batch, 1, batch.row_ids(1)) for batch in batches),
             pairs=tuple(result.objective for result in results),
             alignments=tuple(result.alignment for result in results),
             contrasts=contrasts,

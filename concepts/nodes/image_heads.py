@@ -82,12 +82,18 @@ def image_heads(model: Model, relevance: Relevance) -> ImageHeads | None:
     """Read the heads of [CLS] with the largest relevance for the difference to one other image.
 
     What a head writes at [CLS] is a sum over the tokens that it attends to. The relevance of each is its part of the
-    change of that sum, times the multipliers of the head. None for other explanations, and for models without [CLS].
+    change of that sum, times the multipliers of the head.
+    None for other explanations, for models without [CLS], and for prompts with an image.
     """
     compared = relevance.counterfactual
     if relevance.image is None or compared is None or len(compared.pairs) != 1 or relevance.target is None:
         return None
-    if own_names(model)[:1] != (CLS,) or "attn" not in relevance.sites or 0 not in relevance.neurons.recorded:
+    if (
+        model.task.reads_text
+        or own_names(model)[:1] != (CLS,)
+        or "attn" not in relevance.sites
+        or 0 not in relevance.neurons.recorded
+    ):
         return None
     rows = relevance.top(HEADS, "head", position=0)
     every = [Neuron(layer, "head", index) for layer in model.layers_with("attn") for index in range(model.heads)]

@@ -48,7 +48,7 @@ class PromptTokens:
     def of(cls, model: Model, objective: Objective, row: int, sinks: tuple[int, ...]) -> PromptTokens:
         """sinks: the sinks of the pass, without regard to what is explained."""
         ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
-        strings = strings_of(model, objective.batch, row)
+        strings = strings_of(model, objective.batch, row, ids)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
         sinks = tuple(position for position in sinks if position not in explained)
         of_image = image_positions(model, objective.batch, row)
@@ -85,11 +85,11 @@ class PromptTokens:
         return {"image": self.image_positions, "text": tuple(text), "template": tuple(sorted(written))}
 
 
-def strings_of(model: Model, batch: Batch, row: int) -> tuple[str, ...]:
+def strings_of(model: Model, batch: Batch, row: int, ids: Sequence[int]) -> tuple[str, ...]:
     """Return the text of each token of a row of a batch, or the names of an image's patches."""
     if batch.pixels is not None:
         return images.names(model, batch.pixels)
-    strings = model.pieces(batch.row_ids(row))
+    strings = model.pieces(ids)
     if batch.images is None:
         return strings
     names = dict(zip(image_positions(model, batch, row), batch.images[row].token_names, strict=True))

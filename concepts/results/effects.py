@@ -170,12 +170,13 @@ class NodeEffects:
         the log-probability of the answer, NaN for a model that predicts a number."""
         nodes: list[list[SetNode]] = [[], *([self.node(row) for row in rows] for rows in sets)]
         rows: dict[int, Tensor] = {}
-        answers = torch.zeros(len(nodes))
+        of_answer: dict[int, Tensor] = {}
         for chosen, start in self._chunks(nodes):  # the prompt itself comes first
-            logits, answers[chosen] = self._pass([nodes[index] for index in chosen], start)
+            logits, log_probabilities = self._pass([nodes[index] for index in chosen], start)
+            of_answer |= zip(chosen, log_probabilities, strict=True)
             self._prompt_logits = logits[0] if self._prompt_logits is None else self._prompt_logits
             rows |= zip(chosen, logits[:, self.token_ids], strict=True)
-        ordered = torch.stack([rows[index] for index in range(len(nodes))])
+        ordered, answers = (torch.stack([part[n] for n in range(len(nodes))]) for part in (rows, of_answer))
         effects = ordered[0] - ordered[1:]
         means = effects.mean(1) if effects.shape[1] > 1 else torch.zeros(len(effects))
         return effects - means[:, None], means, answers[0] - answers[1:]
