@@ -150,7 +150,8 @@ def test_exports_of_neuronpedia_are_read(source, polarity, is_packed, index, tmp
 
 
 @pytest.mark.parametrize(
-    "content", [b"no gzip", gzip.compress(b'{"a": 1}')[:-9], gzip.compress(b"{"), gzip.compress(b"[]")]
+    "content",
+    [b"no gzip", gzip.compress(b'{"a": 1}', mtime=0)[:-9], gzip.compress(b"{", mtime=0), gzip.compress(b"[]", mtime=0)],
 )
 def test_a_damaged_export_is_refused(content, index, tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(content)
