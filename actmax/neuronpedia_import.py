@@ -236,4 +236,4 @@ def _without_sentences(meaning: Meaning, scored_on: str) -> Meaning:
 
 def is_of(store: Store, dashboards: Dashboards) -> bool:
     """Return whether a store is, or was begun as, the index of these dashboards' texts."""
-    return store.facts.all().get("content") == dashboards.content
+    return store.facts.find("content") == dashboards.content

@@ -258,7 +258,7 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
         scores = [hits[0].score for hits in nearest if hits] or [0.0]
         chance[by] = (float(np.median(scores)), max(scores))
     outputs = _outputs_by_chance(store, generator) if store.count("tokens") else {}
-    if not store.facts.all().get("encoder"):  # whose null `set_example_null` saves
+    if not store.facts.find("encoder"):  # whose null `set_example_null` saves
         sentences = store.vectors.standardized(store.sentence_vectors()[1])
         sentences = sentences if len(sentences) else np.zeros_like(sentences, shape=(1, sentences.shape[1]))
         store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -103,7 +103,7 @@ class SqliteFile:
         """Whether the table of the full-text search has terms (`icebear.db.terms`)."""
         return _version(self.database) != BEFORE_TERMS
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query; none if the file is not there yet, which the first write makes.
 
         Raises `StoreError` if the file cannot be made, so that no work is lost.
@@ -114,7 +114,7 @@ class SqliteFile:
                     return []
             except OSError:
                 raise self._unwritable() from None
-        return self.database.execute(query).fetchall()
+        return self.database.execute(query, values).fetchall()
 
     def _open(self) -> Database:
         try:
@@ -320,6 +320,12 @@ class JsonTable:
     def all(self) -> dict[str, Any]:
         rows = self.file.rows(f"SELECT name, value FROM {self.table} ORDER BY name")
         return {name: self._value(name, value) for name, value in rows}
+
+    @reads
+    def find(self, name: str) -> Any:
+        """Return a value; None if there is none of this name, or the file is not there yet."""
+        rows = self.file.rows(f"SELECT value FROM {self.table} WHERE name = ?", (text_of(name),))
+        return self._value(name, rows[0][0]) if rows else None
 
     @reads
     def get(self, name: str) -> Any:

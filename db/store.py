@@ -116,7 +116,7 @@ class Store(Tables):
     def is_of_images(self) -> bool:
         """Whether the sentences are images: the text is a file's name in the folder that is the corpus, the title its
         digest, and the tokens are its patches."""
-        return self.facts.all().get("input") == IMAGES
+        return self.facts.find("input") == IMAGES
 
     def check_texts(self, what: str) -> None:
         """Raise `StoreError` for an index of images. what: needs texts, in words that begin a sentence."""
@@ -149,8 +149,9 @@ class Store(Tables):
         StoreError
             If the index does not have the neuron.
         """
-        usual = "vit" if self.is_of_images else "attnlrp"
-        return self.example_tables.of(neuron, polarity, k, usual if method is None else method)
+        if method is None:
+            method = "vit" if self.is_of_images else "attnlrp"
+        return self.example_tables.of(neuron, polarity, k, method)
 
     @reads
     def search(self, text: str, k: int = 20) -> list[Hit]:

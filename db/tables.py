@@ -38,7 +38,7 @@ class Tables(SqliteFile):
     def sentence_vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids (S,) and vectors (S, D) that examples are compared by: of a sentence encoder if the index has
         them, else those of the model."""
-        return self.sentences.vectors(ids, "embeddings" if self.facts.all().get("encoder") else "sentence_vectors")
+        return self.sentences.vectors(ids, "embeddings" if self.facts.find("encoder") else "sentence_vectors")
 
     @reads
     def count(self, table: str) -> int:

@@ -114,7 +114,7 @@ class VectorFiles:
     @property
     def _again(self) -> str:
         """What makes a file again."""
-        if self.file.facts.all().get("shipped"):
+        if self.file.facts.find("shipped"):
             return "delete it, and run the same command again."
         return "run icebear index again with the same options to rebuild it."
 
@@ -133,7 +133,7 @@ class VectorFiles:
 
     @reads
     def typical(self, layer: int) -> tuple[float, float] | None:
-        layer, spreads = check_int(layer, "A layer", 0), self.file.facts.all().get("typical")
+        layer, spreads = check_int(layer, "A layer", 0), self.file.facts.find("typical")
         spread = spreads[check_int(layer, "A layer of the index", 0, len(spreads) - 1)] if spreads else None
         return spread and tuple(spread)
 

@@ -167,6 +167,17 @@ def test_tables_that_are_not_ours_are_refused(path, change):
         pass
 
 
+def test_a_fact_is_read_alone_as_with_all_others(path, tmp_path):
+    with open_store(path) as store:
+        facts = store.facts.all()
+        assert facts
+        assert {name: store.facts.find(name) for name in facts} == facts
+        assert store.facts.find("no such fact") is None
+    with open_store(tmp_path / "new.db", create=True) as store:
+        assert store.facts.find("model") is None
+        assert not (tmp_path / "new.db").exists()
+
+
 def test_a_store_that_is_closed_and_arguments_that_are_no_names(path):
     store = Store(path)
     for wrong in ([], None, 5):

@@ -204,7 +204,7 @@ def check_table(table: ScanSummary, counts: Counter[str], facts: dict[str, Any])
 
 def indexed_counts(store: Store) -> Counter[str]:
     """Return the counts of the corpus of a finished scan."""
-    return Counter(store.facts.all().get("counts") or {"sentences": store.count("sentences")})
+    return Counter(store.facts.find("counts") or {"sentences": store.count("sentences")})
 
 
 def scan(

@@ -17,7 +17,7 @@ def encoder_of(store: Store, download: bool = True) -> Encoder | None:
 
     Raises `StoreError` if the encoder is another one by now, and `DownloadError` if it is not to be had.
     """
-    about = store.facts.all().get("encoder")
+    about = store.facts.find("encoder")
     if about is None:
         return None
     encoder = _load(about["name"], download)

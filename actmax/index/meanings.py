@@ -39,7 +39,7 @@ def embed_examples(store: Store, encoder: Encoder, on_progress: OnProgress = unw
     store.check_texts("A sentence encoder reads texts")
     with store.exclusively():
         missing = store.sentences.lacking(encoder.fingerprint)
-        made_with = store.facts.all().get("encoder") or {}
+        made_with = store.facts.find("encoder") or {}
         if not missing and made_with.get("fingerprint") == encoder.fingerprint and store.vectors.has_null("examples"):
             return
         for start in range(0, len(missing), SAVED_AT_ONCE):

@@ -43,10 +43,10 @@ def ensure_vectors(model: Model, store: Store) -> None:
     for name, make in makers.items():
         if name in missing:
             norms = store.vectors.save(name, make(), unit=name != "tokens")
-            if name == "examples" and store.facts.all().get("encoder"):
+            if name == "examples" and store.facts.find("encoder"):
                 set_example_null(store, norms)
     ceilings = lens and [measured and measured.ceiling for measured in lens.reliability]
-    if ceilings != store.facts.all().get("ceilings"):
+    if ceilings != store.facts.find("ceilings"):
         store.facts.set({"ceilings": ceilings})
     if not store.count("w_out_norms"):
         written = np.concatenate([np.linalg.norm(rows, axis=1) for rows in makers["w_out"]()])
@@ -115,7 +115,7 @@ def example_vectors(store: Store, width: int = 0) -> Iterator[np.ndarray]:
     order = np.argsort(ids)
     weight = torch.from_numpy(rows[order].astype(np.float32))
     center = weight.mean(0)
-    encoder = store.facts.all().get("encoder")
+    encoder = store.facts.find("encoder")
     spread = torch.ones_like(center) if encoder else weight.std(0, correction=0).clamp(min=1e-6)
     moments = {"center": center.tolist(), "spread": spread.tolist()}
     store.facts.set({"encoder": {**encoder, **moments}} if encoder else moments)

@@ -144,7 +144,7 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
                 rows[part].append((sentence, ids, counted))
         elif all(len(drawn) == SENTENCES[part] for part, drawn in rows.items()):
             break
-    is_chosen = store.facts.all().get("from") == "neuronpedia"
+    is_chosen = store.facts.find("from") == "neuronpedia"
     advice = "Name an index of other texts (--store)." if is_chosen else "Index more documents (--limit)."
     for part, drawn in rows.items():
         if 4 * len(drawn) < SENTENCES[part]:
@@ -167,7 +167,7 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
 
 def topics_name(store: Store) -> str:
     """Return the name of the topics in the store, which are of the vectors that it has."""
-    encoder = store.facts.all().get("encoder")
+    encoder = store.facts.find("encoder")
     return f"topics {encoder['fingerprint'][:8]}" if encoder else "topics"
 
 

@@ -93,7 +93,7 @@ def words(opened: Store, neuron: Neuron, k: int) -> Projection | None:
     else in late layers; and if its words stand out."""
     if neuron.site in SILENT:
         return None
-    ceilings = opened.facts.all().get("ceilings")
+    ceilings = opened.facts.find("ceilings")
     ceiling = ceilings[neuron.layer] if ceilings and neuron.site == "ffn" else None
     late = neuron.layer >= LATE * opened.neurons.sizes()[neuron.site][0]
     if not late if ceiling is None else ceiling < FEW_WORDS:
