@@ -114,11 +114,12 @@ class PromptImage:
     @property
     def token_names(self) -> tuple[str, ...]:
         """The names of the image's tokens: ``row,column`` in the picture or, after ``overview:``, in the overview."""
-        rows, columns = (size // side for size, side in zip(self.tiles.shape[-2:], self.block, strict=True))
+        count, _, *size = self.unpacked(self.values).shape
+        rows, columns = (length // side for length, side in zip(size, self.block, strict=True))
         names: list[str] = []
-        for number in range(len(self.tiles)):
+        for number in range(count):
             row, column = divmod(number, self.grid[1])
-            is_overview = self.has_overview and number == len(self.tiles) - 1
+            is_overview = self.has_overview and number == count - 1
             row, column, before = (0, 0, "overview:") if is_overview else (row * rows, column * columns, "")
             names += ["[CLS]"] * self.begins
             names += [f"{before}{row + y},{column + x}" for y in range(rows) for x in range(columns)]

@@ -52,12 +52,13 @@ class PromptTokens:
         turns = model.turns(ids, strings) if model.task.is_causal else ()
         sinks = tuple(position for position in sinks if position not in explained)
         of_image = image_positions(model, objective.batch, row)
+        special = _special(model) if of_image else set()
         is_image = objective.batch.pixels is not None
         return cls(
             *(ids, strings, explained, sinks, objective.batch.lengths[row], turns),
             is_image=is_image,
             image_positions=of_image,
-            special=tuple(p for p, token in enumerate(ids) if token in _special(model)) if of_image else (),
+            special=tuple(position for position, token in enumerate(ids) if token in special),
         )
 
     @property
