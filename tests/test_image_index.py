@@ -15,13 +15,11 @@ from appview import fine, set_up, text, visit
 from click.testing import CliRunner
 from PIL import Image
 from test_heads import slow_norms
-from test_images import KINDS
+from test_images import KINDS, PATCH, SIDE, small_vit
 from transformers import (
     BitImageProcessorPil,
     Dinov2Config,
     Dinov2Model,
-    ViTConfig,
-    ViTForImageClassification,
     ViTImageProcessorPil,
 )
 
@@ -57,7 +55,6 @@ from icebear.steering.outcome import outcome_of_steering
 
 RUN = CliRunner()
 K = 4
-SIDE, PATCH = 32, 8
 PLANTED = Neuron(1, "ffn", 7)
 """A neuron that reads how red a patch is."""
 
@@ -73,21 +70,8 @@ def vit(tmp_path_factory):
     """A small random ViT whose first dimension is red minus green and blue: layers write nothing to it, and a neuron
     reads nothing else."""
     folder = tmp_path_factory.mktemp("vit")
-    torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=24,
-        intermediate_size=20,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        image_size=SIDE,
-        patch_size=PATCH,
-        id2label={0: "ice", 1: "bear"},
-        label2id={"ice": 0, "bear": 1},
-    )
-    net = ViTForImageClassification(config)
+    net = small_vit()
     with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.normal_(0, 0.3)
         plant(net)
     net.save_pretrained(folder)
     ViTImageProcessorPil(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)

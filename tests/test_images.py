@@ -23,20 +23,19 @@ RUN = CliRunner()
 KINDS = [name for name, (auto, _) in test_tasks.CONFIGS.items() if "ImageClassification" in auto]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small random ViT with its image processor, and a picture."""
-    from transformers import ViTImageProcessorPil
+SIDE, PATCH = 32, 8
 
-    place = tmp_path_factory.mktemp("vit")
+
+def small_vit():
+    """A ViT of random weights with two labels, which reads images of SIDE pixels in patches of PATCH."""
     torch.manual_seed(0)
     config = ViTConfig(
         hidden_size=24,
         intermediate_size=20,
         num_hidden_layers=2,
         num_attention_heads=4,
-        image_size=32,
-        patch_size=8,
+        image_size=SIDE,
+        patch_size=PATCH,
         id2label={0: "ice", 1: "bear"},
         label2id={"ice": 0, "bear": 1},
     )
@@ -44,6 +43,16 @@ def folder(tmp_path_factory):
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.normal_(0, 0.3)
+    return net
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small random ViT with its image processor, and a picture."""
+    from transformers import ViTImageProcessorPil
+
+    place = tmp_path_factory.mktemp("vit")
+    net = small_vit()
     net.save_pretrained(place)
     ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(place)
     picture = Image.new("RGB", (80, 60), "white")

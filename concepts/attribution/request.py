@@ -150,7 +150,8 @@ class AttributeOptions(TypedDict, total=False):
     k: int
     """Default: 100."""
     checkpoint: bool | None
-    """Keep one residual stream per layer and recompute the rest. Default: from 2,048 tokens on."""
+    """Keep one residual stream per layer and recompute the rest. Default: from 2,048 tokens on; from four tokens for
+    each unit of the model's width on, the outputs of fused attention are kept too."""
     strict: bool
     """Raise `MissingRule` for an operation without a rule. False: warn, and list it in the result."""
 

@@ -188,7 +188,8 @@ def forward_backward(
     method: None takes the plain gradient; with paired rules the second half of rows are counterfactuals of the first.
         At least one recorder must make leaves (`Inputs` does).
     accounting: from `new_accounting`; the relevance that rules retain is added to it.
-    checkpoint: store one residual stream a layer and recompute everything else; None does so from `LONG` tokens.
+    checkpoint: store one residual stream a layer and recompute everything else; None does so from `LONG` tokens, but
+        keeps the outputs of fused attention of very long prompts (`icebear.lrp.context.ATTENTION_KEPT`).
     paired: the weights of a base model, for the counterfactuals.
     at_modules: from `icebear.concepts.passes.proved`; None looks every operation up.
     """
