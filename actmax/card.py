@@ -34,7 +34,7 @@ def describe(
     search_vectors: bool | None = None,
     effect_sentences: int = EFFECT_SENTENCES,
     beside: Store | None = None,
-    crop: str = "patch",
+    crop: str | None = "patch",
 ) -> Card:
     """Describe a neuron or an attention head of an index.
 
@@ -56,9 +56,9 @@ def describe(
         The number of examples of each polarity where effects are measured; 0 leaves them out.
     beside : Store, optional
         Another index of the same model, whose examples are shown too.
-    crop : str
+    crop : str, optional
         Of an index of images, with a model: which part of an image is shown, ``patch`` or ``relevance``
-        (`icebear.actmax.crops.CROPS`); the relevance is that of `annotate`.
+        (`icebear.actmax.crops.CROPS`); the relevance is that of `annotate`. None cuts no crops.
 
     Returns
     -------
@@ -109,8 +109,8 @@ def describe(
         HeadAttention.of(store, neuron) if neuron.site == "head" else None,
         dict(attends_to.most_common()),
         _beside(beside, neuron, k) if beside else (),
-        _crops(model, store, shown, crop) if model and store.is_of_images else {},
-        values.one_of(crop, "crop", CROPS),
+        _crops(model, store, shown, crop) if model and crop and store.is_of_images else {},
+        values.one_of(crop or "patch", "crop", CROPS),
     )
 
 

@@ -39,7 +39,6 @@ def export_dashboards(
     sources and files there are. Raises `StoreError` if the scan is not finished or is not by activation, or for a
     neuron that the index lacks, `InputError` for a head, or if the folder is not new.
     """
-    store.check_texts("Dashboards of Neuronpedia have sentences")
     name, wanted = model_id(store.facts.get("model")), neurons_of(store, neurons)
     done, sources, files = 0, set(), 0
     with new_folder(folder) as part:
@@ -56,6 +55,7 @@ def export_dashboards(
 def neurons_of(store: Store, neurons: Sequence[Neuron] | None) -> list[Neuron]:
     """Return the neurons to export, in order. Raises what `export_dashboards` raises."""
     store.facts.get("finished")
+    store.check_texts("Dashboards of Neuronpedia have sentences")
     for neuron in neurons or ():
         if neuron.site == "head":
             raise InputError(f"{neuron} is a head, which has no dashboard on Neuronpedia; give neurons.")

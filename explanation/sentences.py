@@ -136,12 +136,12 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
         screen_of_stages = stage_lines(explanation.stages, stage_notes(explanation))
         return [*_word_lines(explanation.what_if), *screen_of_stages], []
     nodes = [] if explanation.random_effects else [_node(node) for node in explanation.nodes]
-    exchanged = explanation.what_if
+    exchanged, heads = explanation.what_if, image_head_lines(explanation)
     after = [
         *(exchange_lines(exchanged) if exchanged else []),
         Line(tokens_sentence(explanation.relevance)),
-        *_image_lines(explanation),
-        *image_head_lines(explanation),
+        *image_lines(explanation),
+        *([Line(""), *heads] if heads else []),
         *effect_lines(explanation),
         *nodes,
         Line(""),
@@ -152,7 +152,7 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     return _predictions(explanation), after
 
 
-def _image_lines(explanation: ExplainedPrediction) -> list[Line]:
+def image_lines(explanation: ExplainedPrediction) -> list[Line]:
     """Return the sums over image, text and template of a prompt with an image, and what of the number they leave."""
     if explanation.image_shares is None:
         return []
@@ -208,7 +208,7 @@ def image_head_lines(explanation: ExplainedPrediction) -> list[Line]:
     if heads is None or not heads.heads or not total:
         return []
     title = "Heads that move the difference to [CLS], and what the number loses when only the head changes"
-    lines = [Line(""), Line(f"{title} [random other heads: at most {heads.random_effect:.2g}]", "bold")]
+    lines = [Line(f"{title} [random other heads: at most {heads.random_effect:.2g}]", "bold")]
     for head in heads.heads:
         patches = ", ".join(heads.patches(head)) or "no patch"
         text = (

@@ -66,11 +66,25 @@ def images_of(images: Images) -> Sequence[Any]:
         folder = local(images)
         if not folder.is_dir():
             raise InputError(f"{images} is no folder; give a folder of images.")
-        listed = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
+        listed = [folder / name for name in image_names(folder)]
         where = f"the folder {images}"
     if not listed:
         raise InputError(f"There is no image in {where}; put images of the formats PNG or JPEG there.")
     return listed
+
+
+def image_names(folder: Path) -> list[str]:
+    """Return the names of the images of a folder and its subfolders, in order; hidden ones are left out. Raises
+    `InputError`."""
+    paths = (path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
+    parts = [path.relative_to(folder).parts for path in paths]
+    names = sorted("/".join(part) for part in parts if not any(name.startswith(".") for name in part))
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"The name of the file {name!r} is not in UTF-8; rename the file.") from None
+    return names
 
 
 @torch.no_grad()

@@ -483,6 +483,11 @@ def test_labels_are_made_and_told_by_commands(run):
     assert "from 'zebra' (" in run("neuron", str(HEAD))
 
 
+def test_the_text_of_a_label_may_look_like_a_neuron_of_another_model(run):
+    run("label", str(WORD), "dates/12/2020")
+    assert "dates/12/2020" in run("neuron", str(WORD))
+
+
 def test_a_claim_of_a_label_breaks_where_its_neuron_is_another_one(run, indexed):
     from icebear import check
     from icebear.claims.claims_files import read_claims

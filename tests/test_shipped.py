@@ -285,6 +285,13 @@ def test_a_command_says_why_there_is_no_index(verbs, tmp_path, monkeypatch):
     assert "ICEBEAR_CACHE" in card.stderr
 
 
+def test_a_search_reads_the_index_of_the_model_that_is_named(verbs):
+    """The folder's default model has an index; a model that is named and has none is not answered from that."""
+    named = verbs("search", "bear", "--model", "without-an-index")
+    assert named.exit_code == 1
+    assert "icebear index" in named.stderr
+
+
 def test_a_command_of_other_weights_asks_for_an_index(verbs, home, monkeypatch):
     other = Model(random_model(LLAMA, dtype=torch.float32, seed=1).net, home[1].tokenizer, "a")
     monkeypatch.setattr("icebear.load_model", lambda *_, **__: other)

@@ -13,7 +13,7 @@ from typing import Any
 from icebear.actmax.index.corpus import Corpus, Document, Seen
 from icebear.cache import sha256
 from icebear.errors import InputError, need
-from icebear.models.image_examples import ENDINGS
+from icebear.models.image_examples import ENDINGS, image_names
 from icebear.paths import local
 from icebear.records import IMAGES, Sentence
 from icebear.values import check_int, typed
@@ -64,7 +64,7 @@ def read_images(folder: str | Path, limit: int | None = None) -> Corpus:
     path = local(folder).absolute()
     if not path.is_dir():
         raise InputError(f"There is no folder {path}; give a folder of images.")
-    rows = [(_digest(path / name), name) for name in _names(path)]
+    rows = [(_digest(path / name), name) for name in image_names(path)]
     if not rows:
         raise InputError(f"{path} has no images; give a folder with files that end in {', '.join(ENDINGS)}.")
     content = hashlib.sha256("\n".join(f"{digest} {name}" for digest, name in rows).encode()).hexdigest()
@@ -75,19 +75,6 @@ def read_images(folder: str | Path, limit: int | None = None) -> Corpus:
 
 def _documents(rows: list[Document]) -> Iterator[Document]:
     return iter(rows)
-
-
-def _names(folder: Path) -> list[str]:
-    """Return the names of the images of a folder and its subfolders, in order. Raises `InputError`."""
-    paths = (path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
-    parts = [path.relative_to(folder).parts for path in paths]
-    names = sorted("/".join(part) for part in parts if not any(name.startswith(".") for name in part))
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise InputError(f"The name of the file {name!r} is not in UTF-8; rename the file.") from None
-    return names
 
 
 def _digest(path: Path) -> str:

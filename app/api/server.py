@@ -18,7 +18,6 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from icebear.actmax.neuronpedia import model_id
 from icebear.app.api.calls import CALLS, Call, Document, capabilities, check_model
 from icebear.app.api.schemas import LIMITS, ModelRequest, Refusal
 from icebear.app.base_path import BasePath
@@ -27,6 +26,7 @@ from icebear.app.refusals import one_line, with_arguments
 from icebear.app.session import Session
 from icebear.concepts.passes.run import Checked
 from icebear.errors import NumericalError, known_error
+from icebear.points import model_id
 
 NO_BASE = BasePath()
 REFUSALS: dict[int | str, dict[str, Any]] = {

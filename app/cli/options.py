@@ -129,7 +129,7 @@ class Option(click.Option):
         self.advanced = advanced
 
 
-NAMING_NEURONS = ("neuron", "neurons", "words", "edit")
+NAMING_NEURONS = ("neuron", "neurons", "edit")
 """The arguments and options whose texts begin with a neuron."""
 
 

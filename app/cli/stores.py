@@ -13,6 +13,7 @@ from icebear.app.cli.options import ModelOptions, named
 from icebear.app.cli.progress import waiting
 from icebear.errors import DownloadError, StoreError
 from icebear.paths import local
+from icebear.points import check_model
 from icebear.records import Meaning, Neuron
 
 STORE_IF_ANY = "icebear.db, if any"
@@ -153,6 +154,8 @@ def neurons_named(
 
     Raises `StoreError`, before the model is loaded, for a neuron that the store does not have.
     """
+    for name in names:
+        check_model(name, loading.model)
     neurons = [Neuron.parse(name) for name in names]
     for neuron in neurons:
         if neuron.site != "head":

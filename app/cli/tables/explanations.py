@@ -47,7 +47,7 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
     controls = (explanation.removal_control, *explanation.patch_controls, explanation.image_shares)
     parts += [Text(str(control), "dim") for control in controls if control]
     heads = image_head_lines(explanation)
-    parts += [screen(heads)] if heads else []
+    parts += [screen([Line(""), *heads])] if heads else []
     return Group(*parts)
 
 

@@ -12,6 +12,7 @@ from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named, store_or_shipped
 from icebear.errors import need
+from icebear.points import check_model
 from icebear.records import Meaning, Neuron
 
 
@@ -62,8 +63,11 @@ def label(options: Options) -> None:
         raise click.UsageError("--claim needs a score: give a TEXT and --score, or --auto.")
     from icebear.app.cli.tables.cards import own_label_table
 
+    name = options.model.model if options.score or named("model") else None
+    if name:
+        check_model(options.words[0], name)
     neuron, text = Neuron.parse(options.words[0]), options.words[1]
-    options = _with_store(options, options.model.model if options.score or named("model") else None)
+    options = _with_store(options, name)
     with icebear.open_store(options.store) as store:
         store.neurons.statistics(neuron)
         scores: list[Meaning] = []

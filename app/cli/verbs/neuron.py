@@ -122,9 +122,8 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
     other = store_beside(options.store, store.facts.get("model"))
     with other as beside, waiting("Measuring effects") if measures else nullcontext():
         reading = model if measures else None
-        card = icebear.describe(
-            store, wanted, reading, options.top, search_vectors=True, beside=beside, crop=options.crop
-        )
+        crop = options.crop if has_crops else None
+        card = icebear.describe(store, wanted, reading, options.top, search_vectors=True, beside=beside, crop=crop)
     if model and options.more:
         with bar("sentences") as move:
             more = icebear.more_examples(model, store, wanted, options.more, options.top, on_progress=move)

@@ -66,7 +66,7 @@ def rank(options: Options) -> None:
     attribution = options.attribution
     prompt = attribution.prompt
     exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.alone, "--messages": prompt.messages})
-    compared = bool(attribution.counterfactual or attribution.base_model)
+    compared = bool(attribution.counterfactual or attribution.counterfactual_image or attribution.base_model)
     if options.ablate and options.site not in (None, "ffn", "attn", "head"):
         raise click.UsageError("--ablate works only for ffn, attn and head; leave out --site for the first two.")
     position: Any = options.position or ("all" if compared or attribution.alone else "last")

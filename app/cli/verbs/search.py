@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, exactly_one, record, verb
+from icebear.app.cli.options import ModelOptions, argument, exactly_one, named, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_beside, store_or_shipped
 from icebear.points import Naming
@@ -40,7 +40,7 @@ def search(options: Options) -> None:
         return _by_image(options.image, options)
     from icebear.app.cli.tables.cards import hits_report
 
-    with icebear.open_store(store_or_shipped(options.store, lambda: icebear.load_model())) as store:
+    with icebear.open_store(_index(options)) as store:
         result, made_with = _Result.of(store, options), store.made_with()
         with store_beside(options.store, store.facts.get("model")) as other:
             beside = [_Result.of(other, options)] if other else []
@@ -51,6 +51,11 @@ def search(options: Options) -> None:
         *(line for row in (result, *beside) for line in hits_report(**vars(row))),
         names=options.names,
     )
+
+
+def _index(options: Options) -> str:
+    """Return the path of the index to search; without --model, that of the folder's model."""
+    return store_or_shipped(options.store, options.model.load, options.model.model if named("model") else None)
 
 
 def _by_image(image: str, options: Options) -> None:

@@ -33,9 +33,9 @@ def serve(options: Options) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the app
     import uvicorn
 
-    from icebear.actmax.neuronpedia import model_id
     from icebear.app.api.server import server
     from icebear.app.session import Session
+    from icebear.points import model_id
 
     check_port(options.port)
     session, model = Session(options.model.model, options.model.arguments), options.model.load()

@@ -12,6 +12,7 @@ from icebear.app.cli.options import (
     PromptOptions,
     asked_by_examples,
     check_input,
+    exactly_one,
     option,
     record,
     verb,
@@ -59,6 +60,7 @@ def steer(options: Options) -> None:
     from icebear.steering.comparison import compare
     from icebear.steering.outcome import outcome_of_steering
 
+    exactly_one({"a PROMPT": options.prompt.prompt, "--image": options.image, "--messages": options.prompt.messages})
     if bool(options.edit) == bool(options.recipe):
         raise click.UsageError("Give either --edit (repeatable) or --recipe.")
     edits: Any = icebear.Recipe.load(options.recipe) if options.recipe else parse_edits(options.edit)
