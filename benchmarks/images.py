@@ -12,7 +12,8 @@ so that no pixel is in both. Measured is by how much the number falls when the f
 patches take the values of a fill, blurred or gray, plus by how much that of the fill rises when they are inserted.
 
 objects: an object's examples are the object on other backgrounds, the others are other objects on all backgrounds.
-Measured is the share of positive relevance inside the object's mask.
+Measured is the share of positive relevance inside the object's mask, and what deletion measures, beside the mask itself
+as a map: what the number loses outside of the object is no fault of a map.
 
 Only images that are nearest to their own examples count. Each image and method is a line of FOLDER/deletion.jsonl or
 FOLDER/objects.jsonl, so that a folder resumes; the tables are CSV files beside them. Standard errors are clustered by
@@ -49,7 +50,7 @@ PATCH = 14
 """Pixels."""
 CROP, SCENE = 12 * PATCH, 16 * PATCH
 """The size of a crop, and of a composite."""
-CROPS = 5
+CROPS = 6
 """Of each half of a picture."""
 SHARES = (0.1, 0.3)
 """Of the patches, that are deleted or inserted."""
@@ -243,15 +244,14 @@ def deletion(model: Model, case: Case) -> Measure:
 
 
 def objects(model: Model, case: Case) -> Measure:
-    """Return a function that measures the share of positive scores, and of the sum of all, inside the mask."""
-    mask = case.mask
+    """Return a function that measures the share of positive scores inside the mask, and what `deletion` measures."""
+    mask, deleted = case.mask, deletion(model, case)
     assert mask is not None
 
     def measure(scores: Tensor) -> dict[str, Any]:
         positive = scores.double().clamp(min=0)
         inside = float((positive * mask).sum() / positive.sum()) if positive.any() else 0.0
-        net = float((scores.double() * mask).sum() / scores.double().sum())
-        return {"inside": inside, "net": net, "area": float(mask.mean())}
+        return {"inside": inside, "area": float(mask.mean()), **deleted(scores)}
 
     return measure
 
@@ -298,11 +298,15 @@ def run(kind: str, folder: Path, seconds: float) -> list[dict[str, Any]]:
 
 
 def methods_of(case: Case) -> dict[str, Scores]:
-    """Return the methods, and for an object a box of its size."""
-    if case.mask is None:
-        return {name: method for name, method in METHODS.items() if name != "AttnLRP"}
-    area = float(case.mask.mean())
-    return METHODS | {"centred box": lambda model, pixels: centred_box(model, pixels, area)}
+    """Return the methods, and for an object its mask and a box of its size."""
+    mask = case.mask
+    if mask is None:
+        return METHODS
+    area = float(mask.mean())
+    return METHODS | {
+        "centred box": lambda model, pixels: centred_box(model, pixels, area),
+        "the mask": lambda model, pixels: mask,
+    }
 
 
 def mean_and_error(values: Sequence[float], clusters: Sequence[str]) -> tuple[float, float]:
@@ -314,36 +318,47 @@ def mean_and_error(values: Sequence[float], clusters: Sequence[str]) -> tuple[fl
 
 def measures_of(row: dict[str, Any]) -> dict[str, float]:
     """Return what a table has of a row."""
-    if "inside" in row:
-        return {name: row[name] for name in ("inside", "area")}
-    measures = {}
+    measures = {name: row[name] for name in ("inside", "area") if name in row}
     for fill in FILLS:
-        deleted = row["number"] - float(np.mean(row[fill]["deleted"]))
-        inserted = float(np.mean(row[fill]["inserted"])) - row[fill]["number"]
-        measures |= {f"both, {fill}": deleted + inserted, f"deletion, {fill}": deleted, f"insertion, {fill}": inserted}
+        measures[f"deletion, {fill}"] = row["number"] - float(np.mean(row[fill]["deleted"]))
+        measures[f"insertion, {fill}"] = float(np.mean(row[fill]["inserted"])) - row[fill]["number"]
     return measures
 
 
-def table(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, str]]:
-    """Return a row for each method: means with clustered errors, and what `baseline` has more than it."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    by_method = {name: {row["image"]: row for row in rows if row["method"] == name} for name in methods}
+def tables(rows: Sequence[dict[str, Any]], baseline: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return the means of each method, and image by image what `baseline` has more than it; with clustered errors."""
+    by_method: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by_method.setdefault(row["method"], {})[row["image"]] = row
     images = sorted(set.intersection(*(set(part) for part in by_method.values())))
     clusters = [by_method[baseline][image]["cluster"] for image in images]
-    output = []
-    for name in methods:
-        cells = {"method": name, "images": str(len(images)), "clusters": str(len(set(clusters)))}
-        each = [measures_of(by_method[name][image]) for image in images]
-        best = [measures_of(by_method[baseline][image]) for image in images]
-        for measure in each[0]:
-            values = [row[measure] for row in each]
-            gaps = [row[measure] - value for row, value in zip(best, values, strict=True)]
-            pairs = {measure: values, f"{baseline} minus it, {measure}": gaps}
-            for column, numbers_of in pairs.items():
-                mean, error = mean_and_error(numbers_of, clusters)
-                cells |= {column: f"{mean:.3f}", f"{column} ±": f"{error:.3f}"}
-        output.append(cells)
-    return output
+    best = [measures_of(by_method[baseline][image]) for image in images]
+    means, gaps = [], []
+    for name, part in by_method.items():
+        each = [measures_of(part[image]) for image in images]
+        begin = {"method": name, "images": str(len(images)), "clusters": str(len(set(clusters)))}
+        means.append(begin | _cells(each, clusters))
+        more = [
+            {key: row[key] - values[key] for key in row if key != "area"}
+            for row, values in zip(best, each, strict=True)
+        ]
+        gaps += [{"method": baseline, "minus": name} | _cells(more, clusters)] if name != baseline else []
+    return means, gaps
+
+
+def _cells(each: Sequence[dict[str, float]], clusters: Sequence[str]) -> dict[str, str]:
+    cells: dict[str, str] = {}
+    for measure in each[0]:
+        mean, error = mean_and_error([row[measure] for row in each], clusters)
+        cells |= {measure: f"{mean:.3f}", f"{measure} ±": f"{error:.3f}"}
+    return cells
+
+
+def write(cells: Sequence[dict[str, str]], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, cells[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(cells)
 
 
 def main() -> None:
@@ -354,12 +369,10 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     rows = run(options.kind, options.out, options.seconds)
-    cells = table(rows, "difference rules, blur")
-    with (options.out / f"{options.kind}.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, cells[0])
-        writer.writeheader()
-        writer.writerows(cells)
-    print(*(json.dumps(row) for row in cells), sep="\n")
+    means, gaps = tables(rows, "difference rules, blur")
+    write(means, options.out / f"images-{options.kind}.csv")
+    write(gaps, options.out / f"images-{options.kind}-paired.csv")
+    print(*(json.dumps(row) for row in means), sep="\n")
 
 
 if __name__ == "__main__":
