@@ -110,7 +110,7 @@ def describe(
         dict(attends_to.most_common()),
         _beside(beside, neuron, k) if beside else (),
         _crops(model, store, shown, crop) if model and crop and store.is_of_images else {},
-        values.one_of(crop or "patch", "crop", CROPS),
+        values.one_of("patch" if crop is None else crop, "crop", CROPS),
     )
 
 
@@ -133,7 +133,7 @@ def _crops(model: Model, store: Store, examples: dict[str, list[Example]], kind:
 def _attended(model: Model, store: Store, head: Neuron) -> list[Example]:
     from icebear.actmax.heads import attended
 
-    store.check(model.fingerprint, model.name)
+    store.check(model.index_fingerprint, model.name)
     return attended(model, store, head)
 
 

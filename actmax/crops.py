@@ -45,7 +45,7 @@ def crops_of(model: Model, store: Store, examples: Sequence[Example], kind: str 
     kind: one of `CROPS`.
     """
     one_of(kind, "crop", CROPS)
-    store.check(model.fingerprint, model.name)
+    store.check(model.index_fingerprint, model.name)
     folder, shown = store.facts.get("corpus"), list[Crop]()
     for example in examples:
         try:

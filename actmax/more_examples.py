@@ -90,7 +90,7 @@ def more_examples(
     neuron, corpus = as_neuron(neuron), store.facts.all()["corpus"]
     begun = begin or MoreExamples({}, 0, corpus)
     check_int(k, "The number of examples")
-    store.check(model.fingerprint, model.name)
+    store.check(model.index_fingerprint, model.name)
     store.check_texts("More sentences are read from a corpus of texts")
     store.neurons.id(neuron)
     polarities = POLARITIES[:1] if neuron.site == "head" else POLARITIES

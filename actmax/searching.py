@@ -80,7 +80,7 @@ def search_image(model: Model, store: Store, image: Any, k: int = 20) -> LikeIma
     """
     from icebear.actmax.index.scan import image_vector
 
-    store.check(model.fingerprint, model.name)
+    store.check(model.index_fingerprint, model.name)
     if not store.is_of_images:
         raise StoreError(f"{store.path} is an index of texts; search it by words.")
     vector = image_vector(model, image)

@@ -42,7 +42,7 @@ def writes(
     means = mean_activations(model) if model.task.is_causal else {}
     if neuron_site(neuron.site) not in means:
         return {}
-    store.check(model.fingerprint, model.name)
+    store.check(model.index_fingerprint, model.name)
     value = means[neuron_site(neuron.site)][neuron.layer, _columns(model, neuron)]
     average = 0.0 if neuron.site == "head" else value.item()
     sets = {sign: [(e.sentence, e.token) for e in rows[:sentences]] for sign, rows in examples.items() if rows}

@@ -111,7 +111,7 @@ class Session:
                         f"{needs_it} needs an index of texts; ask the user to run: "
                         + ("icebear search water" if shipped_path(self.model_name) else make)
                     )
-                opened = stack.enter_context(open_finished(path, self.model.fingerprint, self.model.name))
+                opened = stack.enter_context(open_finished(path, self.model.index_fingerprint, self.model.name))
             except StoreError:
                 if needs_it:
                     raise

@@ -106,7 +106,8 @@ class Explanation(ExplainedPrediction):
         random = random_effects(patched, measured) if patched and patched.reads_others else None
         nodes = explained_nodes(model, relevance, store, rows, each)
         neurons = list(dict.fromkeys((*named, *(row.neuron for row in rows))))[:cards]
-        reading = model if mean_lens(model) else None  # else their lens would take longer than all the rest
+        shows_crops = store is not None and store.is_of_images
+        reading = model if shows_crops or mean_lens(model) else None  # a lens would take longer than all the rest
         return cls(
             relevance,
             ranking,

@@ -119,5 +119,5 @@ def with_direction(model: Model, examples: Tensor, others: Tensor, label: str) -
     net.classifier = head.to(model.device, model.dtype)
     net.config.id2label, net.config.label2id, net.config.problem_type = {0: label}, {label: 0}, "regression"
     result = Model(net, None, model.name, model.processor)
-    result.weights = model.weights
+    result.weights, result.without_label = model.weights, model
     return result

@@ -536,6 +536,25 @@ def test_a_model_without_labels_is_indexed_and_its_edits_are_measured_by_example
     assert document["before"] == pytest.approx(logit, abs=1e-5)
     assert document["after"] != document["before"]
     assert document["control"]["draws"] > 1
+    page = tmp_path / "why.html"
+    run(
+        "explain",
+        "--image",
+        photos / "red.png",
+        *asking,
+        "--model",
+        tmp_path,
+        "--store",
+        tmp_path / "i.db",
+        "--html",
+        page,
+    )
+    html = page.read_text()
+    assert html.count("data:image/png") > 10  # crops on the cards, beside the map
+    assert asked.fingerprint != asked.index_fingerprint == model.fingerprint
+    with torch.no_grad():
+        next(model.net.parameters()).add_(1)
+    assert asked.index_fingerprint == model.fingerprint
 
 
 # --- cards ------------------------------------------------------------------------------------------------

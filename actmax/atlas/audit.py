@@ -95,7 +95,7 @@ def audit(model: Model, store: Store, atlas: Atlas, prompts: Sequence[Case], oth
         If the index is of another model, or no cluster has FFN neurons.
     """
     check_groups(prompts, others)
-    store.check(model.fingerprint, model.name)
+    store.check(model.index_fingerprint, model.name)
     generator, cluster = np.random.default_rng(atlas.made_with["seed"]), clusters_of(model, store, atlas)
     group = np.arange(len(prompts) + len(others)) < len(prompts)
     weights = np.where(group, 1 / len(prompts), -1 / max(len(others), 1))

@@ -82,7 +82,7 @@ def annotate(
     if not isinstance(method, AttnLRP):
         raise InputError(f"{shown(method)} cannot explain a neuron; use AttnLRP(...) or CP_LRP.")
     named = [model.check(neuron) for neuron in several(neurons)]
-    store.check(model.fingerprint, model.name, model.dtype_name)
+    store.check(model.index_fingerprint, model.name, model.dtype_name)
     reading = reading_of(model, store.facts.all())
     wanted: list[tuple[Neuron, str, Example]] = [
         (neuron, polarity, example)

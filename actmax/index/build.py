@@ -123,7 +123,7 @@ def build_index(
     settings = Settings(k, indexed_sites(model, several(sites)), max_tokens, seed)
     facts = facts_of(model, corpus, settings)
     with store.exclusively():
-        store.check(model.fingerprint, model.name)
+        store.check(model.index_fingerprint, model.name)
         if not store.scan.finished_with(facts):
             full, short, counts = scan(model, corpus, store, settings, facts, on_progress, on_batch, batch_size)
             finish(model, store, settings, merge(full, short), counts, corpus.size(), corpus.sides)
@@ -140,7 +140,7 @@ def facts_of(model: Model, corpus: Corpus, settings: Settings) -> dict[str, Any]
     index_size(model, settings.sites)
     facts = {
         "model": model.name,
-        "fingerprint": model.fingerprint,
+        "fingerprint": model.index_fingerprint,
         "dtype": model.dtype_name,
         **corpus.facts,
         "claimed_limit": corpus.limit,

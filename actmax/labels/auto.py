@@ -38,7 +38,7 @@ def label_neurons(
     rest. on_progress(done, total) counts sentences and labels. Raises `StoreError` for an index
     of another model, or with too few documents.
     """
-    store.check(model.fingerprint, model.name, model.dtype_name)
+    store.check(model.index_fingerprint, model.name, model.dtype_name)
     have = store.labels.meanings(neurons)
     wanted = sorted({neuron for neuron in neurons if (neuron, "+") not in have}, key=lambda n: (n.layer, n))
     if not wanted:

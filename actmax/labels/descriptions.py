@@ -91,7 +91,7 @@ def describe_neurons(
     ModelError
         If the server does not answer as it should.
     """
-    store.check(model.fingerprint, model.name, model.dtype_name)
+    store.check(model.index_fingerprint, model.name, model.dtype_name)
     encoder = _encoder(store)
     parts = prepare_samples(model, store)
     advance = counting(on_progress, calls_left(store, neurons, writer) + sum(len(x.ids) for x in parts.values()))
@@ -126,7 +126,7 @@ def score_descriptions(
     texts: neuron and polarity -> descriptions, each with who wrote it. others: descriptions of other neurons; the first
     `OTHERS` that are not among those of a neuron are its null. Raises `StoreError`.
     """
-    store.check(model.fingerprint, model.name, model.dtype_name)
+    store.check(model.index_fingerprint, model.name, model.dtype_name)
     encoder, parts = _encoder(store), prepare_samples(model, store)
     neurons = sorted({neuron for neuron, _ in texts})
     advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
@@ -212,7 +212,7 @@ def score_label(
     spelled = words(text.lower())
     if not spelled:
         raise InputError("A label without words cannot be scored; give a label with words.")
-    store.check(model.fingerprint, model.name, model.dtype_name)
+    store.check(model.index_fingerprint, model.name, model.dtype_name)
     parts = prepare_samples(model, store)
     advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
     values, nulls = measure_activations(model, store, parts, [neuron], advance)

@@ -120,7 +120,7 @@ def named_or_folder_store(path: str, model: icebear.Model) -> Iterator[icebear.S
             if required or has_index(path):
                 from icebear.db.store import open_finished
 
-                store = stack.enter_context(open_finished(path, model.fingerprint, model.name))
+                store = stack.enter_context(open_finished(path, model.index_fingerprint, model.name))
         except StoreError as error:
             if required:
                 raise

@@ -355,7 +355,7 @@ def _labelling(name: str, path: str, neuron: str) -> Job:
         from icebear.actmax.labels.auto import label_neurons
 
         with open_store(path) as opened:
-            opened.check(model.fingerprint, model.name)
+            opened.check(model.index_fingerprint, model.name)
             label_neurons(model, opened, [Neuron.parse(neuron)], on_progress=job.step)
 
     return Job("Scoring labels on sentences that they were not made from", work)

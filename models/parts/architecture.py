@@ -64,6 +64,8 @@ class Architecture:
     """How the weights are stored, in words."""
     task: ModelTask
     """The kind of input and output."""
+    without_label: Architecture | None = None
+    """Of a model that is asked by examples: the model that was given."""
 
     def __init__(self, net: Any, name: str = "") -> None:
         net = getattr(net, "_orig_mod", net)  # of torch.compile(net)
@@ -160,6 +162,12 @@ class Architecture:
                     kind = f"{self.net.config.model_type} {self.output_size}"
                     self._fingerprint = state, fingerprint(self.net, kind)
         return self._fingerprint[1]
+
+    @property
+    def index_fingerprint(self) -> str:
+        """The fingerprint that an index of this model has: of a model that is asked by examples, that of the model
+        without the label, whose neurons are the same."""
+        return (self.without_label or self).fingerprint
 
     def _state(self) -> list[tuple[int, int, int]]:
         """Return what changes with the weights: the address and the version of each."""

@@ -90,7 +90,7 @@ def _audit(options: Options, prompts: str) -> None:
         store.facts.get("finished")  # raises before the model is loaded
     model = options.model.load()
     with icebear.open_store(options.store) as store, waiting("Drawing the map"):
-        store.check(model.fingerprint, model.name)
+        store.check(model.index_fingerprint, model.name)
         result = mapped(store)
         write_page(options.html, lambda: atlas_page(store, result))
         audited = audit(model, store, result, *groups)

@@ -67,7 +67,7 @@ def find(options: Find) -> None:
     sites = [one_of(site.strip(), "site", SITES) for site in options.site.split(",")]
     model = options.model.load()
     with icebear.open_store(options.store, create=True) as store:
-        store.check(model.fingerprint, model.name)
+        store.check(model.index_fingerprint, model.name)
         with bar("texts") as move:
             result = icebear.find_concept(
                 model,

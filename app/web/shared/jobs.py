@@ -193,5 +193,5 @@ def progress(text: str) -> Iterator[Callable[[int, int], Any]]:
 def fitting(opened: Store) -> Model:
     """Return the model, if the index is of this model. Raises `StoreError` otherwise."""
     loaded = model()
-    opened.check(loaded.fingerprint, loaded.name)
+    opened.check(loaded.index_fingerprint, loaded.name)
     return loaded
