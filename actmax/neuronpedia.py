@@ -60,7 +60,7 @@ def neurons_of(store: Store, neurons: Sequence[Neuron] | None) -> list[Neuron]:
         if neuron.site == "head":
             raise InputError(f"{neuron} is a head, which has no dashboard on Neuronpedia; give neurons.")
         store.neurons.id(neuron)
-    return store.neurons.all() if neurons is None else sorted(set(neurons))
+    return store.neurons.all_without_heads() if neurons is None else sorted(set(neurons))
 
 
 def estimated_size(store: Store, neurons: Sequence[Neuron]) -> int:

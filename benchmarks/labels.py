@@ -79,7 +79,7 @@ class Labels(Evaluation):
 
 def neurons(store: Store, samples: int, seed: int) -> dict[str, list[Neuron]]:
     """Return random neurons of each third of the layers."""
-    every = store.neurons.all()
+    every = store.neurons.all_without_heads()
     last = max(neuron.layer for neuron in every) + 1
     generator, drawn = np.random.default_rng(seed), {}
     for number, name in enumerate(THIRDS):

@@ -250,7 +250,7 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
     """Save the nulls of searches: for each comparison of neurons, the median and the largest cosine of random neurons
     to their nearest neighbor; the cosines of each row with random tokens or sentences; and the largest z of outputs."""
     generator = np.random.default_rng(seed)
-    neurons = store.neurons.count()
+    neurons = store.neurons.count_without_heads()
     drawn = generator.choice(neurons, min(CHANCE_NEURONS, neurons), replace=False)
     chance = {}
     for by in NEAR:

@@ -285,7 +285,11 @@ class Store(Tables):
         state = "complete" if self.is_complete else "without vectors" if scanned else "unfinished"
         tables = ("neurons", "examples", "attributions", "meanings", "labels", "concepts")
         rows = {table: self.count(table) for table in tables}
-        rows = {"neurons": self.neurons.count(), "heads": rows.pop("neurons") - self.neurons.count(), **rows}
+        rows = {
+            "neurons": self.neurons.count_without_heads(),
+            "heads": rows.pop("neurons") - self.neurons.count_without_heads(),
+            **rows,
+        }
         return {"state": state, "shards": len(shards), "sentences": sum(shards.values()), **rows}
 
     def changed(self) -> int:

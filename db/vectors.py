@@ -189,7 +189,11 @@ class VectorFiles:
         cosines = [rows @ directions.T for rows in blocks(self.get(name))]
         mean, std = (np.concatenate([getattr(block, part)(1) for block in cosines]) for part in ("mean", "std"))
         if pooled and std.any():
-            neurons = std[: 2 * self.neurons.count()] if std[: 2 * self.neurons.count()].any() else std
+            neurons = (
+                std[: 2 * self.neurons.count_without_heads()]
+                if std[: 2 * self.neurons.count_without_heads()].any()
+                else std
+            )
             std[std > 0] = np.median(neurons[neurons > 0])
         self.file.insert("vectors_null", [(name, mean.tobytes(), std.tobytes())])
 

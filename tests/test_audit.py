@@ -43,7 +43,7 @@ def prompts(topic, count, seed=0):
 
 def atlas_of(store, labels):
     sides = np.unique(store.example_tables.columns().key)
-    sides = sides[sides < 2 * store.neurons.count()]
+    sides = sides[sides < 2 * store.neurons.count_without_heads()]
     cluster = np.array([labels[side] for side in sides.tolist()])
     rows = [
         Cluster(int((cluster == n).sum()), ("a", "b")[: n % 2], 1.0, 0.5, ("a", "b")) for n in range(max(labels) + 1)
@@ -75,7 +75,7 @@ def store(of_topics, tmp_path_factory):
 @pytest.fixture(scope="module")
 def atlas(store):
     """Clusters 0 to 2: the neurons of a topic at +; 3 to 5: random neurons at -; the other sides have none."""
-    generator, count = np.random.default_rng(0), 2 * store.neurons.count()
+    generator, count = np.random.default_rng(0), 2 * store.neurons.count_without_heads()
     labels = generator.integers(-1, 6, count)
     labels = np.where(labels < 3, -1, labels)
     labels[: 6 * OF_TOPIC : 2] = np.repeat([0, 1, 2], OF_TOPIC)
@@ -88,7 +88,7 @@ def test_shares_are_those_of_the_ranked_nodes(model, tmp_path):
     generator, weights = np.random.default_rng(0), np.array([0.5, 0.25, -1])
     with open_store(tmp_path / "c.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2)
-        atlas = atlas_of(store, generator.integers(-1, 6, 2 * store.neurons.count()))
+        atlas = atlas_of(store, generator.integers(-1, 6, 2 * store.neurons.count_without_heads()))
         cluster = clusters_of(model, store, atlas)
         cases = [Case("the bear"), Case("sand and"), Case("snow", "c", "w")]
         shares, sides = shares_of(model, cluster, cases, weights)
@@ -227,7 +227,7 @@ def test_what_cannot_be_audited_is_refused(of_topics, store, atlas):
         with pytest.raises(InputError):
             audit(of_topics, store, atlas, *groups)
     with pytest.raises(StoreError):
-        audit(of_topics, store, atlas_of(store, np.full(2 * store.neurons.count(), -1)), four)
+        audit(of_topics, store, atlas_of(store, np.full(2 * store.neurons.count_without_heads(), -1)), four)
     with pytest.raises(StoreError):
         audit(bare(), store, atlas, four)
 

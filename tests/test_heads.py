@@ -79,9 +79,9 @@ def test_an_index_has_for_each_token_the_sentence_in_which_a_head_writes_most(mo
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         assert store.facts.get("sites") == ["ffn", "head"]
-        assert store.neurons.count() == 60
+        assert store.neurons.count_without_heads() == 60
         assert store.count("neurons") == 72
-        assert not any(neuron.site == "head" for neuron in store.neurons.all())
+        assert not any(neuron.site == "head" for neuron in store.neurons.all_without_heads())
         for head, rows in best.items():
             expected = {}
             for row in sorted(rows, key=lambda row: (-row[0], row[1])):
@@ -126,7 +126,7 @@ def test_an_index_of_named_sites_has_those(model, corpus, tmp_path):
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, read_corpus(corpus.facts["corpus"], 20), store, k=2, sites=["head", "attn"])
         assert store.facts.get("sites") == ["attn", "head"]
-        assert store.neurons.id("L0.head.0") == store.neurons.count() == 72
+        assert store.neurons.id("L0.head.0") == store.neurons.count_without_heads() == 72
         with pytest.raises(InputError):
             build_index(model, corpus, store, sites=["heads"])
 

@@ -379,7 +379,7 @@ def test_each_kind_of_vision_model_is_indexed(name, some, tmp_path):
     indexed(vision, some, tmp_path / "i.db")
     begins, tokens = len(own_names(vision)), set()
     with open_store(tmp_path / "i.db") as store:
-        for neuron in store.neurons.in_order():
+        for neuron in store.neurons.all_with_heads():
             tokens |= {e.token for side in "+-" for e in store.examples(neuron, side)}
         assert min(tokens) == begins
         assert store.facts.get("tokens") == 4 * (
@@ -467,7 +467,7 @@ def test_a_search_has_the_neurons_whose_images_are_most_like_an_image(vit, photo
     rows = dict(zip(ids.tolist(), torch.tensor(store.vectors.standardized(vectors.astype("float32"))), strict=True))
     image = next(image for image in store.sentences.starting_at(0) if image.text == "red.png")
     cosines = {}
-    for neuron in store.neurons.in_order():
+    for neuron in store.neurons.all_with_heads():
         for side in "+-":
             examples = store.examples(neuron, side)
             if len(examples) == K:

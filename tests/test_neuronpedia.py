@@ -60,7 +60,7 @@ def test_a_thousand_neurons_pass_the_schema_and_equal_the_store(thousand, tmp_pa
     features = exported(tmp_path / "out")
     seen = set()
     assert counts == {"neurons": 1020, "sources": 6, "files": len(list((tmp_path / "out").iterdir()))}
-    for neuron in thousand.neurons.all():
+    for neuron in thousand.neurons.all_without_heads():
         statistics = thousand.neurons.statistics(neuron)
         projection = thousand.vocabulary(neuron, LOGITS)
         for polarity, sign in (("+", 1), ("-", -1)):
@@ -130,7 +130,7 @@ def test_what_is_there_stays(thousand, tmp_path, monkeypatch):
 
 def test_a_long_sentence_is_cut_around_its_token(monkeypatch, thousand):
     monkeypatch.setattr(neuronpedia, "LONGEST", 4)
-    for neuron in thousand.neurons.all()[:40]:
+    for neuron in thousand.neurons.all_without_heads()[:40]:
         for polarity, feature in neuronpedia.dashboards(thousand, neuron, None).items():
             for row, example in zip(feature["activations"], thousand.examples(neuron, polarity), strict=False):
                 assert len(row["tokens"]) == len(row["values"]) == min(4, len(example.sentence.tokens))
@@ -169,7 +169,7 @@ def test_the_dashboards_of_chosen_neurons_are_those_of_all(thousand, tmp_path):
 def test_the_size_is_known_before(thousand, tmp_path):
     export_dashboards(thousand, tmp_path / "all")
     size = sum(path.stat().st_size for path in (tmp_path / "all").iterdir())
-    assert estimated_size(thousand, thousand.neurons.all()) == pytest.approx(size, rel=0.1)
+    assert estimated_size(thousand, thousand.neurons.all_without_heads()) == pytest.approx(size, rel=0.1)
 
 
 @pytest.mark.parametrize(("name", "error"), [("L0.ffn.340", StoreError), ("L0.head.0", InputError)])

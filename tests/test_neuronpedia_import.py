@@ -40,7 +40,7 @@ def examples(store):
     """Each side's examples, without the number and the title of their sentences."""
     return {
         (neuron, sign): [(row.sentence.text, row.sentence.tokens, row.token, row.activation) for row in rows]
-        for neuron in store.neurons.all()
+        for neuron in store.neurons.all_without_heads()
         for sign in "+-"
         if (rows := [row for row in store.examples(neuron, sign) if row.activation * (1 if sign == "+" else -1) > 0])
     }

@@ -18,7 +18,7 @@ def labeled(model, corpus, tmp_path):
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, corpus, store, k=2)
         heads = [Neuron(layer, "head", index) for layer in range(model.layers) for index in range(model.heads)]
-        every = [*store.neurons.all(), *heads]
+        every = [*store.neurons.all_without_heads(), *heads]
         store.labels.set_meanings(label(neuron, sign, neuron.index % 2 == 0) for neuron in every for sign in "+-")
         yield model, store
 

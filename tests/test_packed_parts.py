@@ -47,7 +47,7 @@ def stores(tmp_path_factory):
         patch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
         build_index(model, read_corpus(str(folder / "t.txt")), store, k=pack_index.EXAMPLES)
         embed_examples(store, ENCODER)
-        label_neurons(model, store, store.neurons.all()[:40])
+        label_neurons(model, store, store.neurons.all_without_heads()[:40])
         label_neurons(model, store, [Neuron(0, "head", 1)])
         save_map(store, atlas(store))
         pack_index.pack(store, folder / "p.npz")
@@ -83,7 +83,7 @@ def test_the_script_checks_every_part(stores):
 
 def test_labels_and_their_scores_come_back(stores):
     _, store, again = stores
-    neurons = store.neurons.in_order()
+    neurons = store.neurons.all_with_heads()
     before, after = (s.labels.meanings(neurons) for s in (store, again))
     assert before.keys() == after.keys()
     assert len(before) == 2 * 41

@@ -83,7 +83,7 @@ def test_the_neuron_whose_sentences_have_the_word_is_first(store):
 def test_a_neuron_that_is_close_to_every_word_is_no_hit(store):
     """By the cosine alone it is among the first three for most words."""
     by_cosine = by_search = 0
-    rows = unit(np.array([direct_row(store.model, neuron).numpy() for neuron in store.neurons.all()]))
+    rows = unit(np.array([direct_row(store.model, neuron).numpy() for neuron in store.neurons.all_without_heads()]))
     tokens = unit(unembedding(store.model).numpy())
     for word in WORDS[2:]:
         cosines = np.abs(rows @ tokens[CODES[word]])
@@ -113,10 +113,10 @@ def test_words_of_weights_stand_apart_and_above_their_null(store):
 
 def test_the_z_of_an_output_is_relative_to_the_neuron_s_own_cosines(store):
     """Against the definition, with all tokens: there are fewer than are drawn."""
-    rows = unit(np.array([direct_row(store.model, neuron).numpy() for neuron in store.neurons.all()]))
+    rows = unit(np.array([direct_row(store.model, neuron).numpy() for neuron in store.neurons.all_without_heads()]))
     cosines = rows @ unit(unembedding(store.model).numpy()).T  # (N, V)
     expected = (cosines[:, CODES[ABSENT]] - cosines.mean(1)) / cosines.std(1)
-    z = search._by_output(store, [ABSENT])[: 2 * store.neurons.count()]
+    z = search._by_output(store, [ABSENT])[: 2 * store.neurons.count_without_heads()]
     assert z[::2] == pytest.approx(expected, abs=0.02)
     assert z[1::2] == pytest.approx(-expected, abs=0.02)
 
@@ -202,14 +202,16 @@ def test_sentences_with_a_word_stand_beside_others_of_similar_length(store):
 def test_neighbors_are_above_those_of_random_neurons(store):
     median, largest = search.nearest_by_chance(store, "writes")
     assert median <= largest < 0.99
-    shown = {n: [hit.neuron for hit in store.similar(n, 5) if hit.score > largest] for n in store.neurons.all()}
+    shown = {
+        n: [hit.neuron for hit in store.similar(n, 5) if hit.score > largest] for n in store.neurons.all_without_heads()
+    }
     assert shown[NEAR] == [TWIN]
     assert sum(map(bool, shown.values())) < 0.2 * len(shown)
 
 
 def test_words_of_weights_are_shown_above_those_of_random_rows_only(store):
     """By the model and by the index alone; a row that writes one word stands out, most random ones do not."""
-    words = {neuron: both_projections(store.model, neuron, 5) for neuron in store.neurons.all()}
+    words = {neuron: both_projections(store.model, neuron, 5) for neuron in store.neurons.all_without_heads()}
     assert words[WRITER][0].has_words
     assert words[WRITER][0].promoted[0].text.strip() == ABSENT
     random_ones = [neuron for neuron in words if neuron not in (HUB, WRITER, SILENT)]
@@ -308,7 +310,7 @@ def test_a_text_finds_the_neurons_whose_examples_are_about_it(embedded):
     query = unit((encoder.vector("melody") - np.array(embedded.facts.get("encoder")["center"]))[None])[0]
     similar, deviation = dict(zip(ids.tolist(), rows @ query, strict=True)), (rows @ unit(rows).T).std()
     expected = {}
-    for neuron, polarity in itertools.product(embedded.neurons.all(), "+-"):
+    for neuron, polarity in itertools.product(embedded.neurons.all_without_heads(), "+-"):
         examples = [similar[example.sentence.id] for example in embedded.examples(neuron, polarity)]
         expected[neuron, polarity] = np.mean(examples) * np.sqrt(len(examples)) / deviation if examples else 0.0
     z = search._by_sentences(embedded, "", encoder.vector("melody"))[: len(expected)]

@@ -61,7 +61,7 @@ READERS = [
     lambda store, model: absent(store, "bear"),
     lambda store, model: [store.similar(NEURON, 3, by) for by in ("writes", "reads", "examples")],
     lambda store, model: store.vocabulary(NEURON, 3),
-    lambda store, model: (store.neurons.all(), store.neurons.statistic(NEURON, "max")),
+    lambda store, model: (store.neurons.all_without_heads(), store.neurons.statistic(NEURON, "max")),
     lambda store, model: [store.labels.name(NEURON, side) for side in "+-"],
     lambda store, model: (store.labels.manual(NEURON), store.labels.all_meanings(), store.labels.significant()),
     lambda store, model: (store.status(), store.made_with(), store.sample, store.checksum()),

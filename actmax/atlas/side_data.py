@@ -74,7 +74,7 @@ def read_sides(store: Store) -> SideData:
 def read_examples(store: Store, ids: np.ndarray) -> tuple[np.ndarray, csr_matrix]:
     """Return the sides (N,) that have examples among sentences (S,), and which they are (N, S). ids: ascending."""
     rows = store.example_tables.columns()
-    rows = rows[(rows.key < 2 * store.neurons.count()) & np.isin(rows.sentence, ids)]
+    rows = rows[(rows.key < 2 * store.neurons.count_without_heads()) & np.isin(rows.sentence, ids)]
     sides, side = np.unique(rows.key, return_inverse=True)
     where = side, np.searchsorted(ids, rows.sentence)
     return sides, csr_matrix((np.ones(len(rows), np.float32), where), shape=(len(sides), len(ids)))

@@ -159,7 +159,7 @@ def random_neurons(model: Model, store: Store, seed: int, heads: bool) -> list[N
     if heads:
         every = [Neuron(layer, "head", head) for layer in model.layers_with("attn") for head in range(model.heads)]
         return [every[index] for index in sorted(np.random.default_rng(seed).permutation(len(every))[:CONTROLS])]
-    count = store.neurons.count()
+    count = store.neurons.count_without_heads()
     ids = np.random.default_rng(seed).choice(count, min(CONTROLS, count), replace=False)
     return list(store.neurons.of(sorted(ids.tolist())).values())
 

@@ -47,7 +47,7 @@ def unpacked_vectors(arrays: Arrays) -> np.ndarray:
 
 def unpacked_map(arrays: Arrays, about: dict[str, Any], store: Store) -> Atlas:
     """Return the map, whose sides are those with examples."""
-    counts = arrays["example_counts"][: 2 * store.neurons.count()]
+    counts = arrays["example_counts"][: 2 * store.neurons.count_without_heads()]
     points = (arrays["map_points"] / STEPS * 2 - 1).astype(np.float32)
     return Atlas(
         np.flatnonzero(counts),
@@ -64,7 +64,7 @@ def add_labels(store: Store, arrays: Arrays, about: dict[str, Any]) -> None:
     """Save the automatic labels in a store, and what other labels are scored with: topics and nulls."""
     names = (control_name(store, heads=heads) for heads in (False, True))
     store.controls.set({topics_name(store): about["topics"], **dict(zip(names, about["nulls"], strict=False))})
-    store.labels.set_meanings(unpacked_labels(arrays, about, store.neurons.in_order()))
+    store.labels.set_meanings(unpacked_labels(arrays, about, store.neurons.all_with_heads()))
 
 
 def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]) -> Iterator[Meaning]:

@@ -98,7 +98,7 @@ def _automatic(options: Options) -> None:
     need("index")
     with icebear.open_store(options.store) as store:
         model, neurons = neurons_named(store, options.words, options.prompt, options.top, options.model)
-        neurons = neurons or store.neurons.in_order()
+        neurons = neurons or store.neurons.all_with_heads()
         from icebear.actmax.labels.auto import label_neurons
 
         with bar("sentences and neurons") as move:
