@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from icebear.actmax.head_attention import HeadAttention, attended_piece, attended_token
-from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
+from icebear.actmax.labels.significance import HELD_OUT, label_title, measured
 from icebear.concepts.results.effect_words import BY_LENS, effect_text
 from icebear.convert import Tabled
 from icebear.records import (
@@ -94,8 +94,8 @@ class Card(SavedResult, Tabled):
     meanings: dict[str, Meaning]
     """polarity -> automatic label with its score; empty before `icebear label --auto`."""
     held_out: dict[str, dict[str, list[Example]]]
-    """polarity -> group (`icebear.actmax.labels.meanings.HELD_OUT`) -> sentences of documents that the label was not
-    made from."""
+    """polarity -> group (`icebear.actmax.labels.significance.HELD_OUT`) -> sentences of documents that the label was
+    not made from."""
     label: str | None
     """The label that a person gave."""
     label_scores: dict[str, dict[str, Any]]

@@ -15,10 +15,10 @@ import pandas
 
 from icebear.actmax.labels.auto import measure_activations
 from icebear.actmax.labels.choice import Candidates, Chosen, better_of, score_parts
-from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg
-from icebear.actmax.labels.null import Nulls, Sides, sides, true_share
+from icebear.actmax.labels.nulls import Nulls, Sides, sides, true_share
 from icebear.actmax.labels.sample import PARTS, Sample, prepare_samples
 from icebear.actmax.labels.scores import score, token_mean_baseline
+from icebear.actmax.labels.significance import THRESHOLDS, benjamini_hochberg
 from icebear.app.cli.verbs.evaluate import command
 from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store

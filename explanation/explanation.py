@@ -155,7 +155,7 @@ class Explanation(ExplainedPrediction):
 
 
 def described(store: Store, neurons: Sequence[Neuron], model: Model | None) -> tuple[Card, ...]:
-    from icebear.actmax.card import describe
+    from icebear.actmax.describe import describe
     from icebear.actmax.writes import PAGE_SENTENCES
 
     return tuple(describe(store, n, model, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons)

@@ -27,14 +27,14 @@ from sklearn.metrics import roc_auc_score
 from benchmarks import labels as evaluation
 from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
-from icebear.actmax.labels import kinds, null, sample, scores
+from icebear.actmax.labels import kinds, nulls, sample, scores
 from icebear.actmax.labels.auto import BATCH, control_name, label_neurons
 from icebear.actmax.labels.choice import score_parts
 from icebear.actmax.labels.descriptions import score_label
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg, most_significant
-from icebear.actmax.labels.null import Nulls, sides, true_share
+from icebear.actmax.labels.nulls import Nulls, sides, true_share
 from icebear.actmax.labels.sample import Sample, part_of, prepare_samples, read_activations
+from icebear.actmax.labels.significance import THRESHOLDS, benjamini_hochberg, most_significant
 from icebear.actmax.labels.strongest import StrongestSentences
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
@@ -91,7 +91,7 @@ SENTENCES = {"train": 150, "validation": 150, "test": 300}
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
-    monkeypatch.setattr(null, "CONTROLS", 50)
+    monkeypatch.setattr(nulls, "CONTROLS", 50)
     monkeypatch.setattr(sample, "TOPICS", 6)
 
 
@@ -278,7 +278,7 @@ def _copy(path, to):
 
 
 def _label_alone(path, neurons, started):
-    sample.SENTENCES, null.CONTROLS, sample.TOPICS = SENTENCES, 50, 6
+    sample.SENTENCES, nulls.CONTROLS, sample.TOPICS = SENTENCES, 50, 6
     started.set()
     with open_store(path) as store:
         label_neurons(planted(), store, neurons, on_progress=lambda *done: time.sleep(0.2))  # to be killed in time

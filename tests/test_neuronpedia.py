@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from icebear import Model, build_index, open_store, read_corpus
 from icebear.actmax import neuronpedia
-from icebear.actmax.neuronpedia import BATCH, LOGITS, estimated_size, export_dashboards
+from icebear.actmax.neuronpedia_export import BATCH, LOGITS, estimated_size, export_dashboards
 from icebear.app.cli.main import main
 from icebear.errors import InputError, StoreError
 from icebear.points import Source

@@ -13,7 +13,7 @@ from test_labels import TOPIC, WORD
 from test_packed_parts import ENCODER
 
 from icebear import Neuron, build_index, describe, embed_examples, open_store
-from icebear.actmax.neuronpedia import export_dashboards
+from icebear.actmax.neuronpedia_export import export_dashboards
 from icebear.actmax.neuronpedia_import import Dashboards, score_labels
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions

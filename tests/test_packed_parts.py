@@ -10,7 +10,7 @@ from icebear.actmax import searching
 from icebear.actmax.atlas.atlas import atlas
 from icebear.actmax.atlas.saved_map import save_map, saved_drawing, saved_map
 from icebear.actmax.index import encoder as index_encoder
-from icebear.actmax.labels import null, sample
+from icebear.actmax.labels import nulls, sample
 from icebear.actmax.labels.auto import label_neurons
 from icebear.actmax.labels.descriptions import score_label
 from icebear.actmax.shipped.shipped_index import unpack
@@ -41,7 +41,7 @@ def stores(tmp_path_factory):
     model.pieces = lambda ids: (pieces(ids)[0].strip(), *pieces(ids)[1:])  # as in a text, without a space at first
     with pytest.MonkeyPatch.context() as patch, open_store(folder / "a.db", create=True) as store:
         patch.setattr(sample, "SENTENCES", SENTENCES)
-        patch.setattr(null, "CONTROLS", 50)
+        patch.setattr(nulls, "CONTROLS", 50)
         patch.setattr(sample, "TOPICS", 6)
         patch.setattr(pack_index, "VECTOR_BYTES", 24)
         patch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
@@ -105,7 +105,7 @@ def test_labels_and_their_scores_come_back(stores):
 def test_a_label_of_ones_own_is_scored_as_before_without_new_nulls(stores, monkeypatch):
     model, store, again = stores
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
-    monkeypatch.setattr(null, "controls", None)
+    monkeypatch.setattr(nulls, "controls", None)
     monkeypatch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
     before, after = (score_label(model, s, WORD, "zebra") for s in (store, again))
     assert [(m.score, m.p) for m in before[:2]] == [(m.score, m.p) for m in after[:2]]  # of its words

@@ -17,7 +17,7 @@ from icebear import Encoder, Neuron, build_index, describe, embed_examples, load
 from icebear.actmax import searching
 from icebear.actmax.index import corpus as corpora
 from icebear.actmax.index import encoder as index_encoder
-from icebear.actmax.index import meanings
+from icebear.actmax.index import example_embedding
 from icebear.actmax.index.corpus import Corpus
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.cards import card_report
@@ -330,7 +330,7 @@ def test_a_text_finds_the_neurons_whose_examples_are_about_it(embedded):
 
 
 def test_a_stopped_encoding_goes_on_and_gives_the_same_vectors(embedded, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(meanings, "SAVED_AT_ONCE", 8)
+    monkeypatch.setattr(example_embedding, "SAVED_AT_ONCE", 8)
     encoder = TopicEncoder("topics", "1", None, None)
     with open_store(tmp_path / "s.db", create=True) as made:
         build_index(store.model, read_corpus(store.facts.get("corpus")), made, k=8)

@@ -284,7 +284,7 @@ def test_a_card_does_without_what_reads_gigabytes(model, corpus, tmp_path, monke
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         whole = describe(store, neuron)
-        monkeypatch.setattr("icebear.actmax.card.LARGE", store.vectors.size())
+        monkeypatch.setattr("icebear.actmax.describe.LARGE", store.vectors.size())
         with monkeypatch.context() as patch:
             patch.setattr(vectors.VectorFiles, "get", None)
             quick = describe(store, neuron)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from icebear.actmax.heads import attended
+from icebear.actmax.measure_heads import attended
 from icebear.actmax.reading import readable, reading_of
 from icebear.concepts.methods.attnlrp import ATTNLRP, VIT, AttnLRP
 from icebear.concepts.methods.registry import name_of

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from icebear.actmax.heads import ensure_heads
 from icebear.actmax.index.activation_statistics import STATISTICS
 from icebear.actmax.index.corpus import LONGEST, Corpus
 from icebear.actmax.index.head_norms import head_means
@@ -28,6 +27,7 @@ from icebear.actmax.index.scan import (
     sums_up,
 )
 from icebear.actmax.index.top_activations import ScanSummary, empty_summary, merge
+from icebear.actmax.measure_heads import ensure_heads
 from icebear.actmax.reading import reading_of
 from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError, need

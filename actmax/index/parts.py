@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from icebear.actmax.heads import ensure_heads
 from icebear.actmax.index.build import (
     Part,
     check_table,
@@ -37,6 +36,7 @@ from icebear.actmax.index.neuron_vectors import ensure_vectors
 from icebear.actmax.index.part_files import HEAD_MEANS, parts_in
 from icebear.actmax.index.scan import INDEXED, Settings, head_count, index_size, indexed_sites
 from icebear.actmax.index.top_activations import ScanSummary, empty_summary, merge
+from icebear.actmax.measure_heads import ensure_heads
 from icebear.db.store import Store, open_store
 from icebear.errors import InputError, StoreError, need
 from icebear.models.model import Model

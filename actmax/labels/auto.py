@@ -9,7 +9,7 @@ import numpy as np
 
 from icebear.actmax.labels.choice import Chosen
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.null import Null, Nulls, Sides, controls, random_neurons, sides, true_share
+from icebear.actmax.labels.nulls import Null, Nulls, Sides, controls, random_neurons, sides, true_share
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations, topics_name
 from icebear.actmax.labels.scores import TopActivations, score, token_mean_baseline
 from icebear.actmax.labels.strongest import StrongestSentences

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.meanings import THRESHOLDS, margin
 from icebear.actmax.labels.sample import PARTS
 from icebear.actmax.labels.scores import TopActivations, label_aurocs, responding, score
+from icebear.actmax.labels.significance import THRESHOLDS, margin
 
 
 @dataclass(frozen=True)

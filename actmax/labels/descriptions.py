@@ -18,9 +18,9 @@ from icebear.actmax.index.encoder import encoder_of
 from icebear.actmax.labels.auto import meaning_of, meanings_of, measure_activations
 from icebear.actmax.labels.choice import Chosen, choose_labels, score_parts
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.meanings import THRESHOLDS
-from icebear.actmax.labels.null import Sides, random_neurons, sides
+from icebear.actmax.labels.nulls import Sides, random_neurons, sides
 from icebear.actmax.labels.sample import part_of, prepare_samples, read_activations
+from icebear.actmax.labels.significance import THRESHOLDS
 from icebear.actmax.labels.writer import Writer
 from icebear.db.store import Store
 from icebear.db.terms import words
@@ -37,7 +37,7 @@ BY = "sentence"
 
 @dataclass(frozen=True)
 class OtherDescriptions:
-    """The margins of descriptions of other neurons for one side; see `icebear.actmax.labels.null.Nulls`."""
+    """The margins of descriptions of other neurons for one side; see `icebear.actmax.labels.nulls.Nulls`."""
 
     labels: Sequence[Label]
     margins: np.ndarray

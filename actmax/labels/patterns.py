@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from icebear.actmax.labels.kinds import STEPS, Label, LabelKind
-from icebear.actmax.labels.meanings import margin
 from icebear.actmax.labels.sample import DISTINCT, Sample, distinction
 from icebear.actmax.labels.scores import TopActivations, pattern_auroc, tends_larger
+from icebear.actmax.labels.significance import margin
 
 SIZES = (1, 2, 3, 5)
 """The numbers of tokens of a pattern."""

@@ -16,9 +16,9 @@ from icebear.actmax.atlas.layer_meanings import LayerMeanings
 from icebear.actmax.atlas.neighbor_map import STEPS
 from icebear.actmax.labels.auto import control_name
 from icebear.actmax.labels.kinds import Label, LabelKind
-from icebear.actmax.labels.meanings import THRESHOLDS
-from icebear.actmax.labels.null import Nulls
+from icebear.actmax.labels.nulls import Nulls
 from icebear.actmax.labels.sample import topics_name
+from icebear.actmax.labels.significance import THRESHOLDS
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.records import POLARITIES, Meaning, Neuron

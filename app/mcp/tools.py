@@ -15,8 +15,8 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
-from icebear.actmax.card import describe
-from icebear.actmax.labels.meanings import label_title
+from icebear.actmax.describe import describe
+from icebear.actmax.labels.significance import label_title
 from icebear.actmax.searching import headings, search
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.actmax.writes import PAGE_SENTENCES

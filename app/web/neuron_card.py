@@ -21,7 +21,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.actmax import page
-from icebear.actmax.card import SILENT, describe
+from icebear.actmax.describe import SILENT, describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.more_examples import READ_AT_ONCE, MoreExamples, more_examples

@@ -11,8 +11,8 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.actmax import page
-from icebear.actmax.card import LARGE, SILENT
 from icebear.actmax.crops import crops_of
+from icebear.actmax.describe import LARGE, SILENT
 from icebear.actmax.searching import headings, search, search_image
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.app.web import neuron_card

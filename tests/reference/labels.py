@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 
 from icebear.actmax.labels.kinds import FEWEST, STEPS, TOP_SENTENCES, TOP_TOKENS, Label
-from icebear.actmax.labels.meanings import margin
 from icebear.actmax.labels.patterns import OVERLAP, SHORTER, SIZES
 from icebear.actmax.labels.sample import DISTINCT, Sample
+from icebear.actmax.labels.significance import margin
 from icebear.concepts.statistics import auroc
 
 

@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from icebear.actmax.labels import meanings
+from icebear.actmax.labels import significance
 from icebear.actmax.page import (
     attended_line,
     attended_text,
@@ -152,11 +152,13 @@ def _histogram(bars: str, of_head: bool) -> str:
 
 
 def label_report(side: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
-    parts: list[Any] = [Text(f"\n{side}: {meanings.label_title(meaning)}", "bold")]
+    parts: list[Any] = [Text(f"\n{side}: {significance.label_title(meaning)}", "bold")]
     if meaning:
-        parts += [Text(line, "dim") for line in meanings.measured(meaning)]
+        parts += [Text(line, "dim") for line in significance.measured(meaning)]
     if meaning and meaning.significant:
-        parts += [_examples_table(">", meanings.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows]
+        parts += [
+            _examples_table(">", significance.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows
+        ]
     return Group(*parts)
 
 
@@ -200,7 +202,7 @@ def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
     rows = []
     for row in labels:
         measured = (row.text, row.by, f"{row.score:.2f}", f"{row.p:.3f}")
-        shown = measured if row.significant else (meanings.label_title(row), "", "", "")
+        shown = measured if row.significant else (significance.label_title(row), "", "", "")
         rows.append((str(row.neuron), row.polarity, *shown))
     return grid("neuron", "sign", "label", "by", ">score", ">p", rows=rows, title=title)
 

@@ -166,7 +166,7 @@ def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
 
 
 def _significant(options: Options) -> None:
-    from icebear.actmax.labels.meanings import most_significant
+    from icebear.actmax.labels.significance import most_significant
     from icebear.app.cli.tables.cards import labels_table
 
     excluded("--significant", ("lens_file",))

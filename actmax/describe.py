@@ -131,7 +131,7 @@ def _crops(model: Model, store: Store, examples: dict[str, list[Example]], kind:
 
 
 def _attended(model: Model, store: Store, head: Neuron) -> list[Example]:
-    from icebear.actmax.heads import attended
+    from icebear.actmax.measure_heads import attended
 
     store.check(model.fingerprint, model.name)
     return attended(model, store, head)

@@ -13,10 +13,10 @@ import numpy as np
 
 from icebear.actmax.labels.choice import Candidates, Chosen, best_of, better_of, score_parts
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.meanings import THRESHOLDS
 from icebear.actmax.labels.patterns import best_patterns
 from icebear.actmax.labels.sample import Sample
 from icebear.actmax.labels.scores import TopActivations, label_truth, top_activations
+from icebear.actmax.labels.significance import THRESHOLDS
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.models.model import Model
