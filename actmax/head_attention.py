@@ -32,6 +32,11 @@ def attended_piece(example: Example) -> str | None:
     return next(filter(None, example.sentence.tokens[token:]))
 
 
+def attended_text(example: Example) -> str:
+    """Return the token that a head attends to most, with its share of the attention."""
+    return f"{attended_piece(example)!r} {max(example.relevance):.2f}" if example.relevance else ""
+
+
 def of_each_attended(examples: Sequence[Example]) -> list[Example]:
     """Return the strongest example for each token that a head attends to; all those without measured attention.
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from icebear.actmax.card import ExamplesBeside
 from icebear.actmax.index.corpus import Corpus, Document, read_corpus
 from icebear.actmax.index.head_norms import HeadNorms, head_means
-from icebear.actmax.page import ExamplesBeside
 from icebear.actmax.reading import TEXTS_PER_PASS, counted_length
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.db.store import Store

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from icebear.actmax.page import Card
+from icebear.actmax.card import Card
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.answers.what_if import WhatIf
 from icebear.concepts.nodes.controls import Ablation

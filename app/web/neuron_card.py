@@ -21,11 +21,11 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.actmax import page
+from icebear.actmax.card import Card
 from icebear.actmax.describe import SILENT, describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.more_examples import READ_AT_ONCE, MoreExamples, more_examples
-from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
 from icebear.app.web.shared import jobs, links, markdown, pictures, served
 from icebear.app.web.shared.background_job import Job

@@ -14,10 +14,10 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from icebear.actmax.head_attention import attended_text
 from icebear.actmax.labels import significance
 from icebear.actmax.page import (
     attended_line,
-    attended_text,
     heading,
     patches_text,
     statistics_line,

@@ -1,0 +1,223 @@
+"""`Card`: what a store and a model know about a neuron."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from icebear.actmax.head_attention import HeadAttention, attended_text, attended_token
+from icebear.actmax.page import STYLE, card_fragment
+from icebear.convert import Tabled
+from icebear.records import FEW_WORDS, IMAGES, Example, Meaning, Neuron, NeuronStatistics, Projection, Writes
+from icebear.render import page
+from icebear.result_files import SavedResult
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class ExamplesBeside:
+    """The maximally activating examples of a neuron in another index, or in sentences that were read for it alone."""
+
+    index: str
+    """What was read, such as "4,000 summaries, shipped with icebear"."""
+    examples: dict[str, list[Example]]
+    """polarity -> examples, largest first."""
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A crop of an image (`icebear.actmax.crops`)."""
+
+    png: str
+    """A PNG file in base64; empty if there is none."""
+    about: str
+    """What share of the relevance it shows, or why there is no crop."""
+
+
+@dataclass(frozen=True, repr=False)
+class Card(SavedResult, Tabled):
+    """A neuron with its vocabulary projection, examples of both signs, statistics and labels, and its page."""
+
+    neuron: Neuron
+    projection: Projection | None
+    other: Projection | None
+    """The projection through the other lens, which is shown second; None without a model."""
+    writes: dict[str, Writes]
+    """polarity -> the measured effect at the first examples; empty without a model."""
+    examples: dict[str, list[Example]]
+    """polarity -> maximally activating examples, largest first."""
+    statistics: NeuronStatistics
+    meanings: dict[str, Meaning]
+    """polarity -> automatic label with its score; empty before `icebear label --auto`."""
+    held_out: dict[str, dict[str, list[Example]]]
+    """polarity -> group (`icebear.actmax.labels.significance.HELD_OUT`) -> sentences of documents that the label was
+    not made from."""
+    label: str | None
+    """The label that a person gave."""
+    label_scores: dict[str, dict[str, Any]]
+    """polarity -> the measured score of this label."""
+    left_out: bool
+    """Whether the vector index is not read (so that without a model the vocabulary is left out), see `describe`."""
+    made_with: dict[str, Any]
+    """See `Store.made_with`."""
+    attention: HeadAttention | None = None
+    """Of a head, where it looks; None for a neuron, and for models where that is not measured."""
+    attends_to: dict[str, int] = field(default_factory=dict)
+    """Of a head, the tokens that it attends to most in all its sentences -> in how many; the most frequent first."""
+    beside: tuple[ExamplesBeside, ...] = ()
+    """Other examples, which are shown beside those of the index."""
+    crops: dict[str, list[Crop]] = field(default_factory=dict)
+    """polarity -> a crop for each example, of an index of images; empty without a model."""
+    crop: str = "patch"
+    """The kind of the crops (`CROPS`)."""
+
+    @property
+    def is_of_images(self) -> bool:
+        """Whether the examples are images, and their tokens patches."""
+        return self.made_with["index"].get("input") == IMAGES
+
+    @property
+    def index_name(self) -> str:
+        """Which index the card is of, in a few words."""
+        from icebear.actmax.shipped.index_choice import named_index
+
+        index = self.made_with["index"]
+        return named_index(index, index["file"]) if "file" in index else ""
+
+    @property
+    def by_index(self) -> list[tuple[str, str, list[Example]]]:
+        """The name of an index, a polarity, and the examples there."""
+        rows = [(self.index_name, polarity, examples) for polarity, examples in self.examples.items()]
+        return rows + [(other.index, *side) for other in self.beside for side in other.examples.items()]
+
+    @property
+    def projections(self) -> list[Projection]:
+        return [projection for projection in (self.projection, self.other) if projection]
+
+    @property
+    def has_fixed_words(self) -> bool:
+        """Whether a projection can say what the neuron writes, as far as that is measured (`Reliability.ceiling`)."""
+        known = [projection.reliability for projection in self.projections if projection.reliability]
+        return not known or known[0].ceiling >= FEW_WORDS
+
+    @property
+    def is_head(self) -> bool:
+        return self.neuron.site == "head"
+
+    def absence(self, polarity: str) -> str:
+        """Say that an index, which was made of dashboards, has none of a side; empty where it has sentences, and for
+        other indexes, in which each neuron is read in all sentences."""
+        if self.examples.get(polarity) or self.made_with["index"].get("from") != "neuronpedia":
+            return ""
+        return (
+            f"Not in this index: its texts are dashboards of other neurons, none of {self.neuron} at polarity "
+            f"{polarity}."
+        )
+
+    @property
+    def swap(self) -> str:
+        """The command of `swap_edit`; empty without one."""
+        return (
+            shlex.join(["icebear", "steer", self.swap_edit[0], "--edit", self.swap_edit[1]]) if self.swap_edit else ""
+        )
+
+    @property
+    def swap_edit(self) -> tuple[str, str] | None:
+        """The head's strongest sentence, up to where it writes, and the edit that gives it its value in the next one;
+        None for a neuron, and without two sentences."""
+        prompts = dict.fromkeys("".join(e.sentence.tokens[: e.token + 1]) for e in self.examples.get("+", ()))
+        if not self.is_head or self.is_of_images or len(prompts) < 2:
+            return None
+        prompt, source = list(prompts)[:2]
+        return prompt, f"{self.neuron}<-{json.dumps(source, ensure_ascii=False)}@last"
+
+    @property
+    def title(self) -> str:
+        """The label that a person gave, with its scores."""
+        scores = ", ".join(f"{p} {row['score']:.2f} by {row['by']}" for p, row in self.label_scores.items())
+        return f"{self.label} ({scores})" if scores else self.label or ""
+
+    def to_html(self) -> str:
+        """Return a self-contained HTML page."""
+        return str(page(f"{self.neuron} - icebear", card_fragment(self), STYLE))
+
+    def _repr_html_(self) -> str:
+        """Return the card with its style, for notebooks."""
+        return f"<style>{STYLE}</style>{card_fragment(self)}"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return the examples as a pandas table. `to_arrow` returns an Arrow table."""
+        import pandas
+
+        rows = [
+            {
+                "neuron": str(self.neuron),
+                "polarity": polarity,
+                "activation": example.activation,
+                **self._columns(example),
+                **({"attends_to": attended_text(example)} if self.is_head else {}),
+                **({"index": index} if self.beside else {}),
+            }
+            for index, polarity, examples in self.by_index
+            for example in examples
+        ]
+        return pandas.DataFrame(rows)
+
+    def _columns(self, example: Example) -> dict[str, str]:
+        """Return an example as columns of a table."""
+        names = ("patch", "file", "sha256") if self.is_of_images else ("token", "text", "title")
+        sentence = example.sentence
+        return dict(zip(names, (example.token_text, sentence.text, sentence.title), strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.made_with,
+            "neuron": str(self.neuron),
+            "label": self.label,
+            "label_scores": self.label_scores,
+            "automatic_label": {polarity: meaning.to_dict() for polarity, meaning in self.meanings.items()},
+            "statistics": self.statistics.to_dict(),
+            "vocabulary": self.projection and self.projection.to_dict(),
+            "other_lens": self.other and self.other.to_dict(),
+            "writes": {polarity: effects.to_dict() for polarity, effects in self.writes.items()},
+            "examples": {polarity: list(map(self._example, rows)) for polarity, rows in self.examples.items()},
+            **({"beside": [self._beside(other) for other in self.beside]} if self.beside else {}),
+            **(
+                {
+                    "attention": self.attention and self.attention.to_dict(),
+                    "attends_to": self.attends_to,
+                    "swap": self.swap,
+                }
+                if self.is_head
+                else {}
+            ),
+        }
+
+    def _example(self, example: Example) -> dict[str, Any]:
+        row = (_head_row if self.is_head else _row)(example)
+        return {**row, **self._columns(example)} if self.is_of_images else row
+
+    def _beside(self, other: ExamplesBeside) -> dict[str, Any]:
+        row_of = _head_row if self.is_head else _row
+        examples = {polarity: list(map(row_of, rows)) for polarity, rows in other.examples.items()}
+        return {"index": other.index, "examples": examples}
+
+
+def _row(example: Example) -> dict[str, Any]:
+    return {
+        "activation": example.activation,
+        "token": example.token,
+        "token_text": example.token_text,
+        "text": example.sentence.text,
+        "title": example.sentence.title,
+        "relevance": example.relevance,  # of its tokens
+    }
+
+
+def _head_row(example: Example) -> dict[str, Any]:
+    row = _row(example)
+    return {**row, "attention": row.pop("relevance"), "attends_to": attended_token(example)}
