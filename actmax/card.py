@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from icebear.actmax.head_attention import HeadAttention, attended_text, attended_token
 from icebear.actmax.page import STYLE, card_fragment
 from icebear.convert import Tabled
-from icebear.records import FEW_WORDS, IMAGES, Example, Meaning, Neuron, NeuronStatistics, Projection, Writes
+from icebear.records import FEW_WORDS, IMAGES, AutomaticLabel, Example, Neuron, NeuronStatistics, Projection, Writes
 from icebear.render import page
 from icebear.result_files import SavedResult
 
@@ -51,7 +51,7 @@ class Card(SavedResult, Tabled):
     examples: dict[str, list[Example]]
     """polarity -> maximally activating examples, largest first."""
     statistics: NeuronStatistics
-    meanings: dict[str, Meaning]
+    meanings: dict[str, AutomaticLabel]
     """polarity -> automatic label with its score; empty before `icebear label --auto`."""
     held_out: dict[str, dict[str, list[Example]]]
     """polarity -> group (`icebear.actmax.labels.significance.HELD_OUT`) -> sentences of documents that the label was

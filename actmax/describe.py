@@ -14,7 +14,7 @@ from icebear.actmax.page import CROPS
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.db.store import Store
 from icebear.errors import StoreError
-from icebear.records import EFFECT_SENTENCES, POLARITIES, Example, Meaning, Neuron, Projection, Writes, as_neuron
+from icebear.records import EFFECT_SENTENCES, POLARITIES, AutomaticLabel, Example, Neuron, Projection, Writes, as_neuron
 from icebear.values import typed
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def describe(
     effect_sentences = values.check_int(effect_sentences, "The number of sentences with effects", 0)
     search_vectors = store.vectors.size() < LARGE if search_vectors is None else search_vectors
     statistics = store.neurons.statistics(neuron)
-    meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
+    meanings = {polarity: meaning for (_, polarity), meaning in store.labels.automatic([neuron]).items()}
     polarities: Sequence[str] = POLARITIES if neuron.site != "head" else POLARITIES[:1]
     examples = {polarity: store.examples(neuron, polarity) for polarity in polarities}
     attends_to: Counter[str] = Counter()
@@ -149,7 +149,7 @@ def _of_model(
     return vocabulary, writes(model, store, neuron, examples, effect_sentences) if effect_sentences else {}
 
 
-def held_out_examples(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
+def held_out_examples(store: Store, meaning: AutomaticLabel) -> dict[str, list[Example]]:
     """Return the groups of sentences from documents that a label was not made from."""
     groups = meaning.record.get("examples", {})
     sentences = store.sentences.of([row["sentence"] for rows in groups.values() for row in rows])

@@ -14,7 +14,16 @@ from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.paths import new_folder, write_file
 from icebear.points import Source, model_id
-from icebear.records import HISTOGRAM_EDGES, POLARITIES, WRITERS, Example, Meaning, Neuron, NeuronStatistics, Projection
+from icebear.records import (
+    HISTOGRAM_EDGES,
+    POLARITIES,
+    WRITERS,
+    AutomaticLabel,
+    Example,
+    Neuron,
+    NeuronStatistics,
+    Projection,
+)
 from icebear.steps import OnProgress, unwatched
 
 BATCH = 128
@@ -142,7 +151,7 @@ def _explanations(store: Store, neuron: Neuron, polarity: str) -> list[dict[str,
     """Return the label that a person wrote, and the significant automatic one, with scores compared with chance."""
     text, scores = store.labels.manual(neuron)
     rows = [(text, "written by a person", scores.get(polarity))] if text else []
-    meaning: Meaning | None = store.labels.meanings([neuron]).get((neuron, polarity))
+    meaning: AutomaticLabel | None = store.labels.automatic([neuron]).get((neuron, polarity))
     if meaning and meaning.significant:
         rows.append((meaning.text, f"{meaning.kind} label", vars(meaning)))
     return [

@@ -140,7 +140,7 @@ def packed_map(store: Store, examples: np.recarray) -> tuple[Arrays, dict[str, A
 def packed_labels(store: Store) -> tuple[Arrays, dict[str, Any]] | None:
     """Return the automatic labels, without their examples; None if there are none."""
     neurons = store.neurons.all_with_heads()
-    meanings = store.labels.meanings(neurons)
+    meanings = store.labels.automatic(neurons)
     if not meanings:
         return None
     topics = store.controls.get(topics_name(store))
@@ -201,7 +201,7 @@ def check(store: Store, again: Store) -> dict[str, float]:
     both = [s.example_tables.columns() for s in (store, again)]
     heads = [rows.key >= 2 * store.neurons.count_without_heads() for rows in both]
     strongest, unpacked = (rows[(rows["rank"] < EXAMPLES) | of] for rows, of in zip(both, heads, strict=True))
-    labels, labels_again = (s.labels.meanings(s.neurons.all_with_heads()) for s in (store, again))
+    labels, labels_again = (s.labels.automatic(s.neurons.all_with_heads()) for s in (store, again))
     drawn, drawn_again = saved_map(store), saved_map(again)
     assert drawn
     assert drawn_again

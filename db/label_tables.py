@@ -8,7 +8,7 @@ from typing import Any
 
 from icebear.db.neuron_tables import NeuronTables
 from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
-from icebear.records import POLARITIES, Meaning, Neuron, as_neuron
+from icebear.records import POLARITIES, AutomaticLabel, Neuron, as_neuron
 from icebear.values import one_of, several, shown, text_of
 
 
@@ -20,7 +20,7 @@ class LabelTables:
 
     @reads
     def manual(self, neuron: Neuron | str) -> tuple[str | None, dict[str, dict[str, Any]]]:
-        """Return the label that a person wrote, and polarity -> its scores (`Meaning.to_dict`), if it was scored."""
+        """Return the label that a person wrote, and polarity -> its scores, if it was scored."""
         query = "SELECT text, scores FROM labels WHERE neuron = ?"
         row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
         if row is None:
@@ -32,7 +32,7 @@ class LabelTables:
         best_last = sorted(rows, key=lambda row: (row.get("significant", False), row["score"]))
         return text, {score["polarity"]: score for score in best_last}
 
-    def set_manual(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
+    def set_manual(self, neuron: Neuron | str, text: str, scores: Sequence[AutomaticLabel] = ()) -> None:
         """Save a label with its scores; an empty text removes the label."""
         identity, text = self.neurons.id(neuron), text_of(text).strip()
         with self.file.writing():
@@ -40,7 +40,7 @@ class LabelTables:
             if text:
                 self.file.insert("labels", [(identity, text, json.dumps([meaning.to_dict() for meaning in scores]))])
 
-    def set_meanings(self, meanings: Iterable[Meaning]) -> None:
+    def set_automatic(self, meanings: Iterable[AutomaticLabel]) -> None:
         """Save automatic labels; they replace those of the same neurons and polarities."""
         rows = (
             (
@@ -52,7 +52,7 @@ class LabelTables:
         self.file.insert("meanings", rows)
 
     @reads
-    def meanings(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], Meaning]:
+    def meanings(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], AutomaticLabel]:
         """Return (neuron, polarity) -> automatic label; neurons without label are absent."""
         query = "SELECT * FROM meanings WHERE layer = ? AND site = ? AND idx = ? ORDER BY polarity"
         rows = (
@@ -63,7 +63,7 @@ class LabelTables:
         return {(meaning.neuron, meaning.polarity): meaning for meaning in map(_meaning, rows)}
 
     @reads
-    def all_meanings(self) -> list[Meaning]:
+    def all_automatic(self) -> list[AutomaticLabel]:
         """Return all automatic labels, without their records."""
         query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, significant, '{}' FROM meanings"
         return list(map(_meaning, self.file.database.execute(query)))
@@ -101,13 +101,15 @@ class LabelTables:
         return meaning.badge if meaning and meaning.significant else None
 
 
-def _meaning(row: tuple) -> Meaning:
+def _meaning(row: tuple) -> AutomaticLabel:
     layer, site, idx, polarity, kind, text, by, score, p, significant, record = row
     with_types((kind, text, by, score, p), str, str, str, float, float)
     if by not in ("token", "sentence", "pattern"):
         raise ValueError(f"{shown(by)} is not a unit")
     neuron = Neuron(layer, site, idx)
-    return Meaning(neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), _checked(json.loads(record)))
+    return AutomaticLabel(
+        neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), _checked(json.loads(record))
+    )
 
 
 def _checked(record: Any) -> dict[str, Any]:

@@ -56,10 +56,10 @@ Neighbours = list[tuple[int, str, float]]
 
 
 @reads
-def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None = None) -> list[Hit]:
+def by_words(store: Tables, text: str, k: int = 20, text_vector: np.ndarray | None = None) -> list[Hit]:
     """Return what `Store.search` does, but k results of each kind (`BY`), which are lists of their own.
 
-    meaning: the vector (D,) of the text by the encoder of the index; else the mean of sentences with the words.
+    text_vector: the vector (D,) of the text by the encoder of the index; else the mean of sentences with the words.
     Arrays have a number for each side, at 2 * neuron id + (polarity is -).
     """
     k = check_int(k, "The number of neurons")
@@ -69,14 +69,14 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
     sides = 2 * store.count("neurons")
     counts, totals = store.example_tables.matching(query, sides), store.example_tables.totals(sides)
     outputs, least = _by_output(store, words), store.controls.get("outputs") or math.inf
-    sentences, labels = _by_sentences(store, query, meaning), _by_labels(store, words)
+    sentences, labels = _by_sentences(store, query, text_vector), _by_labels(store, words)
     chance = totals * (store.sentences.count(query) / store.count("sentences"))
     scores: np.ndarray = (counts - chance) / np.sqrt(chance + 1) + sentences + OUTPUT * outputs
     for side, (_, z) in labels.items():
         scores[side] += z
     matched = counts > 0
     matched[list(labels)] = True
-    about = sentences > (math.inf if meaning is None else _largest_by_chance(store, meaning, sides))
+    about = sentences > (math.inf if text_vector is None else _largest_by_chance(store, text_vector, sides))
     matched |= about
     alone = ~matched & (outputs > least) & (totals > 0)
 
@@ -84,7 +84,7 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
         neuron, by = store.neurons.of([side // 2])[side // 2], "sentences" if matched[side] else "weights"
         why = [f"{counts[side]} of {totals[side]} examples contain the words"] if counts[side] else []
         if sentences[side] > NOTABLE:
-            similar_to = "sentences with the words" if meaning is None else "the text"
+            similar_to = "sentences with the words" if text_vector is None else "the text"
             why.append(f"examples are similar to {similar_to} (z {sentences[side]:.1f})")
         if outputs[side] > least:
             why.append(f"output is similar to the words (z {outputs[side]:.1f})")
@@ -192,17 +192,21 @@ def _by_output(store: Tables, words: list[str]) -> np.ndarray:
     return np.stack((z, -z), 1).ravel()
 
 
-def _by_sentences(store: Tables, query: str, meaning: np.ndarray | None) -> np.ndarray:
+def _by_sentences(store: Tables, query: str, text_vector: np.ndarray | None) -> np.ndarray:
     """Return how similar the examples of each side are to the text, or else to sentences with the words, as z over
     random sentences."""
-    rows = store.sentence_vectors(store.sentences.matching(query, MATCHING))[1] if meaning is None else meaning[None]
+    rows = (
+        store.sentence_vectors(store.sentences.matching(query, MATCHING))[1]
+        if text_vector is None
+        else text_vector[None]
+    )
     mean = store.vectors.standardized(rows).mean(0) if len(rows) else np.zeros(0)
     return store.vectors.z("examples", mean)
 
 
-def _largest_by_chance(store: Tables, meaning: np.ndarray, sides: int, seed: int = 0) -> float:
+def _largest_by_chance(store: Tables, text_vector: np.ndarray, sides: int, seed: int = 0) -> float:
     """Return the largest z (`_by_sentences`) of as many random sets of sentences as there are sides."""
-    query = vectors.unit(store.vectors.standardized(meaning[None]))[0]
+    query = vectors.unit(store.vectors.standardized(text_vector[None]))[0]
     similar = store.vectors.standardized(store.sentence_vectors()[1]) @ query
     size, generator = int(store.facts.get("k")), np.random.default_rng(seed)
     sums = sum(similar[generator.integers(len(similar), size=sides)] for _ in range(size))

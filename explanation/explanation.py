@@ -171,7 +171,7 @@ def explained_nodes(
 ) -> tuple[ExplainedNode, ...]:
     """Return ranked nodes with all that is known of them. effects: of those that were measured."""
     words = projections(model, (row.neuron for row in rows), PROJECTED_WORDS)
-    known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
+    known = store.labels.automatic(dict.fromkeys(row.neuron for row in rows)) if store else {}
     significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
     numbers = {row: number for number, row in enumerate(effects.nodes if effects else ())}
     answer = effects_on_answer(effects, relevance) if effects else []

@@ -252,7 +252,7 @@ class NeuronStatistics:
 
 
 @dataclass(frozen=True)
-class Meaning:
+class AutomaticLabel:
     """The automatic label of a neuron at a polarity, with its score on test documents."""
 
     neuron: Neuron
@@ -273,7 +273,7 @@ class Meaning:
     """All scores and controls."""
 
     @classmethod
-    def hardly_active(cls, neuron: Neuron, polarity: str) -> Meaning:
+    def hardly_active(cls, neuron: Neuron, polarity: str) -> AutomaticLabel:
         return cls(neuron, polarity, "", "hardly active at this polarity", "token", 0.5, 1.0, False, {})
 
     @property

@@ -20,7 +20,7 @@ from icebear.actmax.atlas.side_data import SideData
 from icebear.app.cli.main import main
 from icebear.db.vectors import unit
 from icebear.errors import StoreError
-from icebear.records import Meaning, Neuron, Sentence
+from icebear.records import AutomaticLabel, Neuron, Sentence
 
 GROUPS, SIZE, WIDTH = 6, 60, 24
 OF_EACH = 8
@@ -115,12 +115,20 @@ def examples_of(topic, generator, sentences, topics):
     return csr_matrix((np.ones(len(indices), np.float32), indices, starts), shape=(len(topic), len(sentences)))
 
 
-def data_of(examples, sentences, meanings=None, layer=0):
+def data_of(examples, sentences, sentence_vectors=None, layer=0):
     """Sides with these sentences."""
-    meanings = np.ones((len(sentences), 1)) if meanings is None else meanings
+    sentence_vectors = np.ones((len(sentences), 1)) if sentence_vectors is None else sentence_vectors
     count = examples.shape[0]
     layers = np.broadcast_to(layer, count)
-    return SideData(np.arange(count), np.full(count, "ffn"), layers, examples @ meanings, examples, meanings, sentences)
+    return SideData(
+        np.arange(count),
+        np.full(count, "ffn"),
+        layers,
+        examples @ sentence_vectors,
+        examples,
+        sentence_vectors,
+        sentences,
+    )
 
 
 def test_a_cluster_is_named_by_the_words_of_its_topic_and_random_sides_have_no_name():
@@ -147,13 +155,13 @@ def test_shuffled_clusters_are_named_in_a_twentieth_of_cases_at_most():
 
 def test_clarity_is_the_mean_cosine_of_pairs(rows):
     generator = np.random.default_rng(0)
-    meanings, chosen = unit(rows), [generator.choice(len(rows), count, replace=False) for count in (1, 2, 5)]
+    sentence_vectors, chosen = unit(rows), [generator.choice(len(rows), count, replace=False) for count in (1, 2, 5)]
     examples = csr_matrix((np.ones(8), np.concatenate(chosen), [0, 1, 3, 8]), shape=(3, len(rows)))
     expected = [0.0]
     for ids in chosen[1:]:
-        cosines = meanings[ids] @ meanings[ids].T
+        cosines = sentence_vectors[ids] @ sentence_vectors[ids].T
         expected.append(cosines[~np.eye(len(ids), dtype=bool)].mean())
-    assert layer_meanings.clarity(examples, meanings) == pytest.approx(expected, abs=1e-6)
+    assert layer_meanings.clarity(examples, sentence_vectors) == pytest.approx(expected, abs=1e-6)
 
 
 def test_layers_have_the_meanings_and_partners_that_were_planted():
@@ -161,13 +169,15 @@ def test_layers_have_the_meanings_and_partners_that_were_planted():
     generator, topics = np.random.default_rng(3), [words[:16] for words in TOPICS.values()]
     sentences = sentences_of(topics, generator)
     middles = unit(generator.standard_normal((3, WIDTH)))
-    meanings = unit(np.array([middles[s.id % 3] for s in sentences]) + 0.3 * generator.standard_normal((480, WIDTH)))
-    meanings = unit(meanings - meanings.mean(0))
+    sentence_vectors = unit(
+        np.array([middles[s.id % 3] for s in sentences]) + 0.3 * generator.standard_normal((480, WIDTH))
+    )
+    sentence_vectors = unit(sentence_vectors - sentence_vectors.mean(0))
     layer = np.repeat([0, 1], 100)
     examples = examples_of(np.where(layer == 0, np.arange(200) % 3, -1), generator, sentences, topics).tolil()
     examples[99] = examples[98]
     examples = csr_matrix(examples)
-    data = data_of(examples, sentences, meanings, layer)
+    data = data_of(examples, sentences, sentence_vectors, layer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer_meanings, "ALIKE", 0.999)
         clear, random = layer_meanings.layer_meanings(data, 0)
@@ -181,10 +191,10 @@ def test_layers_have_the_meanings_and_partners_that_were_planted():
 
 def test_what_tests_the_names_does_not_make_the_map():
     topics, generator = [words[:16] for words in TOPICS.values()], np.random.default_rng(4)
-    sentences, meanings = sentences_of(topics, generator), generator.standard_normal((480, WIDTH))
+    sentences, sentence_vectors = sentences_of(topics, generator), generator.standard_normal((480, WIDTH))
     examples = examples_of(np.arange(90) % 3, generator, sentences, topics)
-    data = data_of(examples, sentences, meanings)
-    other = meanings.copy()
+    data = data_of(examples, sentences, sentence_vectors)
+    other = sentence_vectors.copy()
     other[~data.chosen_from] = generator.standard_normal(((~data.chosen_from).sum(), WIDTH))
     (before, inside), (after, _) = data.half(), data_of(examples, sentences, other).half()
     assert np.array_equal(before[inside], after[inside])
@@ -195,11 +205,11 @@ def test_what_tests_the_names_does_not_make_the_map():
 
 def test_partners_by_chance_have_sentences_of_their_layer():
     """Layer 0: all sides have the same sentences, and still do when these are shuffled; layer 1: all have others."""
-    layer, meanings = np.repeat([0, 1], 60), np.eye(240)
+    layer, sentence_vectors = np.repeat([0, 1], 60), np.eye(240)
     indices = np.concatenate([np.tile([0, 1], 60), np.arange(120, 240)])
     examples = csr_matrix((np.ones(240), indices, np.arange(121) * 2), shape=(120, 240))
     sentences = [Sentence(number, "a", str(number), 0, 1, ("a",)) for number in range(240)]
-    sides, cosines = layer_meanings.partners_by_chance(data_of(examples, sentences, meanings, layer), 0)
+    sides, cosines = layer_meanings.partners_by_chance(data_of(examples, sentences, sentence_vectors, layer), 0)
     assert {*sides.tolist()} == {*range(120)}
     assert cosines[sides < 60].min() > 0.7
     assert cosines[sides >= 60].max() == 0
@@ -283,11 +293,11 @@ def test_a_map_is_drawn_once_for_a_state_of_the_index(copied, monkeypatch):
 @pytest.mark.usefixtures("few_contexts")
 def test_a_saved_drawing_is_what_the_page_draws_with_the_labels_of_now(copied):
     result = saved_map.mapped(copied)
-    meanings = [
-        Meaning(Neuron(0, "ffn", number), "-", "words", text, "token", 0.9, 0.01, significant, {})
+    labels = [
+        AutomaticLabel(Neuron(0, "ffn", number), "-", "words", text, "token", 0.9, 0.01, significant, {})
         for number, text, significant in ((1, "ships", True), (2, "songs", True), (3, "nothing", False))
     ]
-    copied.labels.set_meanings(meanings)
+    copied.labels.set_automatic(labels)
     copied.labels.set_manual("L0.ffn.2", 'a "song" \U0001f3b5')
     data = json.loads(saved_map.saved_drawing(copied))
     mine = 'a "song" \U0001f3b5'

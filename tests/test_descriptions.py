@@ -120,10 +120,10 @@ def test_a_description_that_says_nothing_is_not_shown_and_a_better_label_stays(i
     model, path = index
     with server(lambda request: says("the old great")) as (url, _), open_store(path) as store:
         label_neurons(model, store, [WORD])
-        before = store.labels.meanings([WORD])
+        before = store.labels.automatic([WORD])
         rows = describe_neurons(model, store, [WORD], Writer.at(url))
         assert not any(row.significant for row in rows)
-        assert store.labels.meanings([WORD]) == before
+        assert store.labels.automatic([WORD]) == before
 
 
 def test_what_was_answered_is_not_asked_again(index):

@@ -111,7 +111,7 @@ def test_a_planted_neuron_gets_the_right_label(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD, TOPIC, OTHER])
-        result = store.labels.meanings([WORD, TOPIC, OTHER])
+        result = store.labels.automatic([WORD, TOPIC, OTHER])
         topic, word = (result[neuron, "+"] for neuron in (TOPIC, WORD))
         assert topic.kind == "topic"
         assert topic.significant
@@ -120,7 +120,7 @@ def test_a_planted_neuron_gets_the_right_label(indexed):
         assert (word.kind, word.text, word.by) == ("tokens", "at 'zebra'", "pattern")
         assert word.significant
         assert word.score > 0.95
-        assert {meaning.text for meaning in most_significant(store.labels.all_meanings())} >= {topic.text, word.text}
+        assert {meaning.text for meaning in most_significant(store.labels.all_automatic())} >= {topic.text, word.text}
         card = describe(store, TOPIC, model)
         hits = card.held_out["+"]["hits"]
         assert len(hits) == 4
@@ -134,7 +134,7 @@ def test_a_label_is_true_at_the_strongest_sentences(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD, TOPIC, OTHER])
-        result = store.labels.meanings([WORD, TOPIC])
+        result = store.labels.automatic([WORD, TOPIC])
         word, topic = result[WORD, "+"], result[TOPIC, "+"]
         rows = store.examples(WORD, "+", 6)
         assert word.record["strongest"] == [sum(row.token_text.strip() == "zebra" for row in rows), 6] == [6, 6]
@@ -164,7 +164,7 @@ def test_a_candidate_that_did_not_pass_is_not_shown(indexed, tmp_path):
     _copy(path, tmp_path / "l.db")
     with open_store(tmp_path / "l.db") as store:
         label_neurons(model, store, RANDOM)
-        candidate = next(m for m in store.labels.meanings(RANDOM).values() if m.text and not m.significant)
+        candidate = next(m for m in store.labels.automatic(RANDOM).values() if m.text and not m.significant)
         card = describe(store, candidate.neuron)
     for shown in (html.unescape(card.to_html()), printed(card_report(card)), printed(labels_table([candidate]))):
         assert "no label passed" in shown
@@ -197,7 +197,7 @@ def test_the_claim_of_a_topic_that_the_index_has_no_more_is_an_error(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [TOPIC])
-        (draft, _), *_ = LabelClaim.of(str(path), [store.labels.meanings([TOPIC])[TOPIC, "+"]])
+        (draft, _), *_ = LabelClaim.of(str(path), [store.labels.automatic([TOPIC])[TOPIC, "+"]])
     assert draft.measured(model).value > 0.9
     with pytest.raises(InputError):
         replace(draft, label=Label("topic", ("no", "such", "topic"))).measured(model)
@@ -251,18 +251,18 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
     process = started_alone(_label_alone, tmp_path / "killed.db", neurons)
     deadline = time.monotonic() + 60
     with open_store(tmp_path / "killed.db") as store:
-        while time.monotonic() < deadline and not store.labels.all_meanings():
+        while time.monotonic() < deadline and not store.labels.all_automatic():
             time.sleep(0.01)
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        scored = store.labels.meanings(neurons)
+        scored = store.labels.automatic(neurons)
         assert 0 < len(scored) < 4 * BATCH
         assert {(neuron, "-") in scored for neuron, _ in scored} == {True}
     for name in ("whole", "killed"):
         with open_store(tmp_path / f"{name}.db") as store:
             label_neurons(model, store, neurons)
-            result.append(store.labels.meanings(neurons))
+            result.append(store.labels.automatic(neurons))
             label_neurons(model, store, neurons)  # nothing is left to do
             checksums.add(store.checksum())
     assert len(checksums) == 1
@@ -304,9 +304,9 @@ def test_another_result_has_other_labels(indexed, tmp_path):
     with open_store(tmp_path / "l.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "t.txt"), limit=600), store, k=4)
         label_neurons(model, store, [WORD])
-        assert store.labels.all_meanings()
+        assert store.labels.all_automatic()
         build_index(model, read_corpus(str(tmp_path / "t.txt"), limit=1000), store, k=4)
-        assert store.labels.all_meanings() == []
+        assert store.labels.all_automatic() == []
         assert store.controls.get("topics") is None
 
 
@@ -314,7 +314,7 @@ def test_search_prefers_labels_that_hold(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD, TOPIC])
-        text = store.labels.meanings([TOPIC])[TOPIC, "+"].text
+        text = store.labels.automatic([TOPIC])[TOPIC, "+"].text
         hit = store.search(text.split()[-1], 1)[0]
         assert (hit.neuron, hit.polarity) == (TOPIC, "+")
         assert any(why.startswith("label") for why in hit.why)

@@ -18,7 +18,7 @@ from icebear.actmax.neuronpedia_export import BATCH, LOGITS, estimated_size, exp
 from icebear.app.cli.main import main
 from icebear.errors import InputError, StoreError
 from icebear.points import Source
-from icebear.records import HISTOGRAM_EDGES, Meaning, Neuron
+from icebear.records import HISTOGRAM_EDGES, AutomaticLabel, Neuron
 
 SCHEMA = json.loads((Path(__file__).parent / "data/neuronpedia-upload.schema.json").read_text())
 WORDS = "ice desert camel water north cold snow warm sand old new big".split()
@@ -96,9 +96,9 @@ def test_both_polarities_have_all_tokens_of_the_histogram(thousand):
 
 def test_labels_come_with_scores_and_only_significant_ones(thousand, tmp_path):
     def label(index, significant):
-        return Meaning(Neuron(0, "ffn", index), "+", "topic", "ice" * 300, "token", 0.875, 0.01, significant, {})
+        return AutomaticLabel(Neuron(0, "ffn", index), "+", "topic", "ice" * 300, "token", 0.875, 0.01, significant, {})
 
-    thousand.labels.set_meanings([label(1, True), label(2, False)])
+    thousand.labels.set_automatic([label(1, True), label(2, False)])
     thousand.labels.set_manual(Neuron(0, "ffn", 3), "snow")
     export_dashboards(thousand, tmp_path / "out")
     sources = exported(tmp_path / "out")

@@ -194,14 +194,14 @@ def test_labels_of_few_neurons_are_scored_on_another_index(exported, tmp_path):
             build_index(model, dashboards.corpus(), store, k=16, sites=["ffn"])
             with pytest.raises(StoreError):
                 score_labels(model, store, dashboards)
-            before = texts.labels.all_meanings()
+            before = texts.labels.all_automatic()
             meanings = score_labels(model, store, dashboards, sentences=texts)
             significant = {row.neuron for row in meanings if row.significant}
             assert significant == {TOPIC}
             saved = describe(store, TOPIC).meanings["+"]
             assert (saved.text, saved.score) == (RIGHT, next(row.score for row in meanings if row.significant))
             assert path.name in saved.record["writer"]
-            assert texts.labels.all_meanings() == before
+            assert texts.labels.all_automatic() == before
 
 
 def feature(explanations=(), **activation):
@@ -287,7 +287,7 @@ def test_labels_that_cannot_be_scored_are_not_shown(exported, tmp_path, monkeypa
     document = json.loads(result.stdout)
     assert (document["meanings"], bool(document["not_scored"])) == ([], True)
     with open_store(tmp_path / "b.db") as store:
-        assert store.labels.all_meanings() == []
+        assert store.labels.all_automatic() == []
         assert store.labels.manual(TOPIC) == (None, {})
 
 

@@ -84,7 +84,7 @@ def test_the_script_checks_every_part(stores):
 def test_labels_and_their_scores_come_back(stores):
     _, store, again = stores
     neurons = store.neurons.all_with_heads()
-    before, after = (s.labels.meanings(neurons) for s in (store, again))
+    before, after = (s.labels.automatic(neurons) for s in (store, again))
     assert before.keys() == after.keys()
     assert len(before) == 2 * 41
     assert {m.kind for m in before.values() if m.significant} >= {"topic", "tokens"}

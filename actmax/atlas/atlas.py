@@ -76,7 +76,7 @@ def atlas(store: Store, seed: int = 0, on_progress: OnProgress = unwatched) -> A
         data.sides,
         points,
         cluster,
-        clarity(data.examples, data.meanings),
+        clarity(data.examples, data.sentence_vectors),
         clusters,
         layer_meanings(data, seed),
         {**store.made_with(), "seed": seed},

@@ -99,12 +99,12 @@ def compare(store: Store, other: Store, seed: int = 0) -> Comparison:
         np.concatenate(both) for both in zip(store.sentence_vectors(), other.sentence_vectors(), strict=True)
     )
     ids, rows = np.unique(ids, return_index=True)
-    meanings = unit(store.vectors.standardized(vectors[rows].astype(np.float32)))
+    sentence_vectors = unit(store.vectors.standardized(vectors[rows].astype(np.float32)))
     (sides, mine), (their_sides, theirs) = read_examples(store, ids), read_examples(other, ids)
     common, rows, their_rows = np.intersect1d(sides, their_sides, return_indices=True)
     mine, theirs = mine[rows], theirs[their_rows]
     lost = mine.getnnz(1) - mine.multiply(theirs).getnnz(1)
-    moved, by_chance = _moved(_shares(mine) - _shares(theirs), meanings, np.random.default_rng(seed_of(seed)))
+    moved, by_chance = _moved(_shares(mine) - _shares(theirs), sentence_vectors, np.random.default_rng(seed_of(seed)))
     made_with = store.made_with(), other.made_with()
     return Comparison(common, moved, by_chance, lost / mine.getnnz(1), made_with)
 
@@ -133,14 +133,14 @@ def _shares(examples: csr_matrix) -> csr_matrix:
 
 
 def _moved(
-    differences: csr_matrix, meanings: np.ndarray, generator: np.random.Generator
+    differences: csr_matrix, sentence_vectors: np.ndarray, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the squared length of each difference of means (N, S), less what random signs give, and with them."""
     differences.eliminate_zeros()
     noise = np.asarray(differences.multiply(differences).sum(1))[:, 0]
     signs = generator.choice([-1, 1], differences.nnz)
     random = csr_matrix((differences.data * signs, differences.indices, differences.indptr), differences.shape)
-    moved, by_chance = (((shares @ meanings) ** 2).sum(1) - noise for shares in (differences, random))
+    moved, by_chance = (((shares @ sentence_vectors) ** 2).sum(1) - noise for shares in (differences, random))
     return moved, by_chance
 
 

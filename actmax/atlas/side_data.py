@@ -30,8 +30,8 @@ class SideData:
     """(N, D) the mean vectors of examples."""
     examples: csr_matrix
     """(N, S) 1 where a sentence is an example of a side."""
-    meanings: np.ndarray
-    """(S, D) the vectors of sentences, of length 1."""
+    sentence_vectors: np.ndarray
+    """(S, D), of length 1."""
     sentences: list[Sentence]
 
     @cached_property
@@ -45,16 +45,17 @@ class SideData:
         The others keep the mean of all their sentences."""
         examples = self.examples[:, self.chosen_from]
         any_examples = examples.getnnz(1) > 0
-        return np.where(any_examples[:, None], examples @ self.meanings[self.chosen_from], self.vectors), any_examples
+        means = examples @ self.sentence_vectors[self.chosen_from]
+        return np.where(any_examples[:, None], means, self.vectors), any_examples
 
 
 def read_sides(store: Store) -> SideData:
     """Read the sides of all neurons, heads left out. Raises `StoreError` if they are too few or have no vectors."""
     store.facts.get("finished")
     store.check_texts("A map groups neurons by what their sentences are about")
-    ids, meanings = store.sentence_vectors()
+    ids, sentence_vectors = store.sentence_vectors()
     order = np.argsort(ids)
-    ids, meanings = ids[order], store.vectors.standardized(meanings[order].astype(np.float32))
+    ids, sentence_vectors = ids[order], store.vectors.standardized(sentence_vectors[order].astype(np.float32))
     sides, examples = read_examples(store, ids)
     if len(sides) < FEWEST:
         raise StoreError(f"{store.path} has too few neurons with vectors of sentences for a map; run icebear index.")
@@ -66,7 +67,7 @@ def read_sides(store: Store) -> SideData:
         layer,
         index.reconstruct_n(0, index.ntotal)[sides],
         examples,
-        unit(meanings),
+        unit(sentence_vectors),
         [sentences[identity] for identity in ids.tolist()],
     )
 

@@ -16,7 +16,7 @@ from icebear.actmax.labels.strongest import StrongestSentences
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.models.model import Model
-from icebear.records import Meaning, Neuron
+from icebear.records import AutomaticLabel, Neuron
 from icebear.steps import OnProgress, counting, unwatched
 
 GROUP = 8192
@@ -39,7 +39,7 @@ def label_neurons(
     of another model, or with too few documents.
     """
     store.check(model.fingerprint, model.name, model.dtype_name)
-    have = store.labels.meanings(neurons)
+    have = store.labels.automatic(neurons)
     wanted = sorted({neuron for neuron in neurons if (neuron, "+") not in have}, key=lambda n: (n.layer, n))
     if not wanted:
         return
@@ -54,7 +54,7 @@ def label_neurons(
         for start in range(0, len(group), BATCH):
             rows = slice(start, start + BATCH)
             batch = sides(parts, group[rows], {part: x[rows] for part, x in values.items()})
-            store.labels.set_meanings(strongest.fitting(meanings_of(batch, batch.choose(), nulls)))
+            store.labels.set_automatic(strongest.fitting(meanings_of(batch, batch.choose(), nulls)))
             advance(len(batch.names))
 
 
@@ -88,16 +88,16 @@ def control_name(store: Store, seed: int = 0, heads: bool = False) -> str:
 # --- scores of a label ---------------------------------------------------------------------------------------
 
 
-def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: Nulls) -> list[Meaning]:
+def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: Nulls) -> list[AutomaticLabel]:
     """Return the label that was chosen for each side, with its scores on the test part."""
     rows = enumerate(zip(batch.names, batch.active, chosen, strict=True))
     return [
-        meaning_of(batch, row, label, nulls) if active else Meaning.hardly_active(*side)
+        meaning_of(batch, row, label, nulls) if active else AutomaticLabel.hardly_active(*side)
         for row, (side, active, label) in rows
     ]
 
 
-def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: Null) -> Meaning:
+def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: Null) -> AutomaticLabel:
     """Return the label of a side with its scores, controls, and, if it passes, sentences of the test part."""
     (neuron, polarity), fired = batch.names[row], batch.fired
     test, label, by = fired["test"], chosen.label, chosen.by
@@ -113,7 +113,9 @@ def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: Null) -> Meaning:
         "examples": test_examples(label, test, row) if passes else {},
     }
     p = nulls.p_value(chosen, neuron.layer)
-    return Meaning(neuron, polarity, label.kind, label.text(neuron.site == "head"), by, chosen.test, p, passes, record)
+    return AutomaticLabel(
+        neuron, polarity, label.kind, label.text(neuron.site == "head"), by, chosen.test, p, passes, record
+    )
 
 
 def test_examples(label: Label, fired: TopActivations, row: int) -> dict[str, list[dict[str, Any]]]:

@@ -27,7 +27,7 @@ from icebear.db.terms import words
 from icebear.errors import DownloadError, InputError, StoreError
 from icebear.models.loading.encoder import Encoder
 from icebear.models.model import Model
-from icebear.records import POLARITIES, Meaning, Neuron
+from icebear.records import POLARITIES, AutomaticLabel, Neuron
 from icebear.steps import OnProgress, counting, unwatched
 
 OTHERS = 20
@@ -68,7 +68,7 @@ def calls_left(store: Store, neurons: Sequence[Neuron], writer: Writer) -> int:
 
 def describe_neurons(
     model: Model, store: Store, neurons: Sequence[Neuron], writer: Writer, on_progress: OnProgress = unwatched
-) -> list[Meaning]:
+) -> list[AutomaticLabel]:
     """Ask a writer for descriptions of neurons at both polarities, and score them.
 
     One that passes replaces the label of its side, unless that has a larger margin on the validation documents. Each
@@ -120,7 +120,7 @@ def score_descriptions(
     texts: Mapping[tuple[Neuron, str], Sequence[tuple[str, str]]],
     others: Sequence[str],
     on_progress: OnProgress = unwatched,
-) -> list[Meaning]:
+) -> list[AutomaticLabel]:
     """Return descriptions that were written elsewhere with their scores on a store, which is not changed.
 
     texts: neuron and polarity -> descriptions, each with who wrote it. others: descriptions of other neurons; the first
@@ -165,7 +165,7 @@ def _scored(
     others: Sequence[str],
     encoder: Encoder,
     store: Store,
-) -> list[Meaning]:
+) -> list[AutomaticLabel]:
     """Return the scores of each side's descriptions, each with who wrote it. others: descriptions of other neurons."""
     meanings = []
     for row, side in enumerate(batch.names):
@@ -173,7 +173,7 @@ def _scored(
         null = [text for text in others if text and text not in {text for text, _ in written}][:OTHERS]
         for text, writer in written:
             if not (batch.active[row] and text):
-                meanings.append(Meaning.hardly_active(*side))
+                meanings.append(AutomaticLabel.hardly_active(*side))
                 continue
             meaning = score_description(batch, row, text, null, encoder, store)
             meaning.record["writer"] = writer
@@ -183,7 +183,7 @@ def _scored(
 
 def score_description(
     batch: Sides, row: int, text: str, others: Sequence[str], encoder: Encoder, store: Store
-) -> Meaning:
+) -> AutomaticLabel:
     """Return the scores of a description of a side. others: descriptions of other neurons, its null."""
     labels = [Label("description", (other,)) for other in dict.fromkeys(others) if other != text]
     for sample in (top.sample for top in batch.fired.values()):
@@ -202,7 +202,7 @@ def _direction(vector: np.ndarray, store: Store) -> np.ndarray:
 
 def score_label(
     model: Model, store: Store, neuron: Neuron, text: str, on_progress: OnProgress = unwatched
-) -> list[Meaning]:
+) -> list[AutomaticLabel]:
     """Score a label that a person wrote, at both polarities: its words, and what it says if the index has a sentence
     encoder that can be loaded.
 
@@ -228,14 +228,14 @@ def score_label(
     return [*of_words, *(score_description(both, row, text, others, encoder, store) for row in rows)]
 
 
-def show_better(store: Store, meanings: Sequence[Meaning]) -> None:
+def show_better(store: Store, meanings: Sequence[AutomaticLabel]) -> None:
     """Save the descriptions that pass, unless a label that passes has a larger margin on the validation documents."""
-    shown = store.labels.meanings([meaning.neuron for meaning in meanings])
+    shown = store.labels.automatic([meaning.neuron for meaning in meanings])
     for meaning in meanings:
         before = shown.get((meaning.neuron, meaning.polarity))
         if meaning.significant and not (before and before.significant and _margin(before) > _margin(meaning)):
-            store.labels.set_meanings([meaning])
+            store.labels.set_automatic([meaning])
 
 
-def _margin(meaning: Meaning) -> float:
+def _margin(meaning: AutomaticLabel) -> float:
     return (meaning.record["validation"] - 0.5) / (THRESHOLDS[meaning.by] - 0.5)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from icebear.records import Meaning
+from icebear.records import AutomaticLabel
 
 THRESHOLDS = {"token": 0.85, "sentence": 0.70, "pattern": 0.85}
 """The AUROC that a significant label has at least, by unit."""
@@ -43,7 +43,7 @@ def benjamini_hochberg(p: Sequence[float], rate: float = 0.05) -> list[bool]:
     return (values <= under.max(initial=-1)).tolist()
 
 
-def most_significant(meanings: Iterable[Meaning]) -> list[Meaning]:
+def most_significant(meanings: Iterable[AutomaticLabel]) -> list[AutomaticLabel]:
     """Return the labels that are significant at a false discovery rate of 5 % among all, by decreasing margin."""
     tried = list(meanings)
     holding = [
@@ -52,7 +52,7 @@ def most_significant(meanings: Iterable[Meaning]) -> list[Meaning]:
     return sorted(holding, key=lambda m: (-margin(m.by, m.score), m.neuron, m.polarity))
 
 
-def label_title(meaning: Meaning | None) -> str:
+def label_title(meaning: AutomaticLabel | None) -> str:
     """Return the label with its score, or say that none was tried or that none is significant."""
     if meaning is None:
         return NOT_SCORED
@@ -62,7 +62,7 @@ def label_title(meaning: Meaning | None) -> str:
     return f"{meaning.text} ({meaning.score:.2f} by {meaning.by}{written})" if meaning.significant else NONE_PASSED
 
 
-def measured(meaning: Meaning) -> list[str]:
+def measured(meaning: AutomaticLabel) -> list[str]:
     """Return a line for the sentences where a significant label is true, for its score, and for the controls."""
     record, by = meaning.record, meaning.by
     if not record or not meaning.significant:

@@ -16,7 +16,7 @@ from icebear.actmax.labels.kinds import ALIKE, STEPS, Label
 from icebear.actmax.labels.sample import topics_name, unit_vectors
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
-from icebear.records import Example, Meaning
+from icebear.records import AutomaticLabel, Example
 
 STRONGEST = 6
 """The sentences that a label has to fit."""
@@ -30,7 +30,7 @@ class StrongestSentences:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def fitting(self, meanings: Iterable[Meaning]) -> Iterator[Meaning]:
+    def fitting(self, meanings: Iterable[AutomaticLabel]) -> Iterator[AutomaticLabel]:
         """Yield the labels, with `strongest` in their records: at how many sentences they are true, and of how many.
         One that is true at fewer than `FITTING` is not significant. Labels of heads, which are about the tokens that a
         head attends to, stay as they are, with [0, 0]."""

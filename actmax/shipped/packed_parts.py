@@ -21,12 +21,12 @@ from icebear.actmax.labels.sample import topics_name
 from icebear.actmax.labels.significance import THRESHOLDS
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
-from icebear.records import POLARITIES, Meaning, Neuron
+from icebear.records import POLARITIES, AutomaticLabel, Neuron
 
 Arrays = dict[str, np.ndarray]
 LABEL_KINDS = get_args(LabelKind)
 KINDS = ("", *LABEL_KINDS)
-"""`Meaning.kind` by its number; a side that was not labeled has `NOT_LABELED`."""
+"""`AutomaticLabel.kind` by its number; a side that was not labeled has `NOT_LABELED`."""
 NOT_LABELED = 255
 UNITS = tuple(THRESHOLDS)
 SCORES = ("train", "validation", "token_mean", "token", "other_neuron")
@@ -64,10 +64,10 @@ def add_labels(store: Store, arrays: Arrays, about: dict[str, Any]) -> None:
     """Save the automatic labels in a store, and what other labels are scored with: topics and nulls."""
     names = (control_name(store, heads=heads) for heads in (False, True))
     store.controls.set({topics_name(store): about["topics"], **dict(zip(names, about["nulls"], strict=False))})
-    store.labels.set_meanings(unpacked_labels(arrays, about, store.neurons.all_with_heads()))
+    store.labels.set_automatic(unpacked_labels(arrays, about, store.neurons.all_with_heads()))
 
 
-def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]) -> Iterator[Meaning]:
+def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]) -> Iterator[AutomaticLabel]:
     """Yield the automatic labels of neurons, in order of id. about: the topics, the tokens of patterns, the numbers of
     sentences, and the nulls of neurons and perhaps of heads."""
     nulls = [Nulls(known) for known in about["nulls"]]
@@ -80,7 +80,7 @@ def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]
             continue
         score, p = next(numbers)
         if not KINDS[kind]:
-            yield Meaning.hardly_active(neuron, polarity)
+            yield AutomaticLabel.hardly_active(neuron, polarity)
             continue
         label = Label(LABEL_KINDS[kind - 1], _items(items, kind, about))
         by, of_head, record = UNITS[unit], neuron.site == "head", {}
@@ -88,7 +88,7 @@ def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]
             known = nulls[of_head]
             record = _record(label, by, score, dict(zip(SCORES, next(scores), strict=True)), known, neuron.layer)
             record |= {"sentences": about["sentences"], "strongest": next(strongest)}
-        yield Meaning(neuron, polarity, label.kind, label.text(of_head), by, score, p, bool(passes), record)
+        yield AutomaticLabel(neuron, polarity, label.kind, label.text(of_head), by, score, p, bool(passes), record)
 
 
 def _items(codes: Iterator[int], kind: int, about: dict[str, Any]) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def _items(codes: Iterator[int], kind: int, about: dict[str, Any]) -> tuple[str,
 
 
 def _record(label: Label, by: str, score: float, row: dict[str, float], nulls: Nulls, layer: int) -> dict[str, Any]:
-    """Return `Meaning.record`, without examples."""
+    """Return `AutomaticLabel.record`, without examples."""
     return {
         "label": CONVERTER.unstructure(label),
         "by": by,

@@ -14,7 +14,7 @@ from icebear.app.cli.progress import waiting
 from icebear.errors import DownloadError, StoreError
 from icebear.paths import local
 from icebear.points import check_model
-from icebear.records import Meaning, Neuron
+from icebear.records import AutomaticLabel, Neuron
 
 STORE_IF_ANY = "icebear.db, if any"
 """The default of --store in the help of commands that also work without an index, and prepare none."""
@@ -140,10 +140,10 @@ def store_alone(path: str, model_name: str) -> Iterator[icebear.Store | None]:
         yield store
 
 
-def significant_labels(store: icebear.Store | None, pairs: Iterable[tuple[Neuron, str]]) -> list[Meaning]:
+def significant_labels(store: icebear.Store | None, pairs: Iterable[tuple[Neuron, str]]) -> list[AutomaticLabel]:
     """Return the significant automatic labels that a store has of neurons at polarities."""
     wanted = dict.fromkeys(pairs)
-    labels = store.labels.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
+    labels = store.labels.automatic(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
     return [labels[pair] for pair in wanted if pair in labels and labels[pair].significant]
 
 

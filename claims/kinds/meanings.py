@@ -20,7 +20,7 @@ from icebear.convert import CONVERTER
 from icebear.db.store import open_store
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.records import Meaning, Neuron
+from icebear.records import AutomaticLabel, Neuron
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.detectors import ConceptNeuron, ConceptVector
 from icebear.steering.concept.reading import read
@@ -66,7 +66,7 @@ class LabelClaim(Kind):
         return Measured(score, fmean(others), auroc_error(score, positive, len(units) - positive))
 
     @classmethod
-    def of(cls, path: str, meanings: Iterable[Meaning]) -> list[Draft]:
+    def of(cls, path: str, meanings: Iterable[AutomaticLabel]) -> list[Draft]:
         """Return the claims of labels with a score."""
         drafts: list[Draft] = []
         for meaning in meanings:

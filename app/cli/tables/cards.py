@@ -29,7 +29,7 @@ from icebear.app.cli.tables.grid import grid, shade
 from icebear.concepts.results.effect_words import effect_text
 from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absence
 from icebear.models.loading.presets import model_option
-from icebear.records import Example, Hit, Meaning, Projection, Promotion, SentenceEffects
+from icebear.records import AutomaticLabel, Example, Hit, Projection, Promotion, SentenceEffects
 from icebear.render import characters, normalized, visible
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _histogram(bars: str, of_head: bool) -> str:
     return f"{bars}  histogram of activations, -128 to 128, log2 bins"
 
 
-def label_report(side: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
+def label_report(side: str, meaning: AutomaticLabel | None, held_out: dict[str, list[Example]]) -> Group:
     parts: list[Any] = [Text(f"\n{side}: {significance.label_title(meaning)}", "bold")]
     if meaning:
         parts += [Text(line, "dim") for line in significance.measured(meaning)]
@@ -197,7 +197,7 @@ def highlighted(example: Example) -> Text:
     return text.append("..." if shown + 8 < len(tokens) else "")
 
 
-def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
+def labels_table(labels: Sequence[AutomaticLabel], title: str = LABELS_TITLE) -> Table:
     """Automatic labels with their scores. A candidate that is not significant is not shown."""
     rows = []
     for row in labels:
@@ -207,7 +207,7 @@ def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
     return grid("neuron", "sign", "label", "by", ">score", ">p", rows=rows, title=title)
 
 
-def own_label_table(scores: Sequence[Meaning], title: str) -> Table:
+def own_label_table(scores: Sequence[AutomaticLabel], title: str) -> Table:
     """The scores of a label that a person gave, significant or not."""
     rows = [
         (str(row.neuron), row.polarity, row.by, f"{row.score:.2f}", f"{row.p:.3f}", "yes" if row.significant else "no")

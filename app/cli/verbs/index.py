@@ -24,7 +24,7 @@ from icebear.render import visible
 
 if TYPE_CHECKING:
     from icebear.actmax.neuronpedia_import import Dashboards
-    from icebear.records import Meaning
+    from icebear.records import AutomaticLabel
 
 WIKI = "wiki-summaries"
 NAMED = 10
@@ -210,7 +210,7 @@ def _from_neuronpedia(options: Options) -> None:
     show(options.json, document, *lines, *table)
 
 
-def _scored(model: icebear.Model, store: icebear.Store, dashboards: Dashboards) -> tuple[list[Meaning], str]:
+def _scored(model: icebear.Model, store: icebear.Store, dashboards: Dashboards) -> tuple[list[AutomaticLabel], str]:
     """Score the labels of dashboards on the sentences of their index or, if these are too few, of the index that comes
     with icebear. Return the labels, and a note if it is the other one. Raises `StoreError` if there is none."""
     from icebear.actmax.neuronpedia_import import score_labels

@@ -13,7 +13,7 @@ from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named, store_or_shipped
 from icebear.errors import need
 from icebear.points import check_model
-from icebear.records import Meaning, Neuron
+from icebear.records import AutomaticLabel, Neuron
 
 
 @record
@@ -70,7 +70,7 @@ def label(options: Options) -> None:
     options = _with_store(options, name)
     with icebear.open_store(options.store) as store:
         store.neurons.statistics(neuron)
-        scores: list[Meaning] = []
+        scores: list[AutomaticLabel] = []
         if options.score and text.strip():
             model = options.model.load()
             from icebear.actmax.labels.descriptions import score_label
@@ -103,7 +103,7 @@ def _automatic(options: Options) -> None:
 
         with bar("sentences and neurons") as move:
             label_neurons(model, store, neurons, on_progress=move)
-        labels, made_with = store.labels.meanings(neurons), store.made_with()
+        labels, made_with = store.labels.automatic(neurons), store.made_with()
     rows = [labels[name, polarity] for name in neurons for polarity in "+-"]
     significant = sum(meaning.significant for meaning in rows)
     title = f"{significant} of {len(rows)} pairs of neuron and sign have a significant label"
@@ -135,7 +135,7 @@ def _written(options: Options) -> None:
     show(options.json, document, labels_table(rows, title))
 
 
-def _claim(options: Options, model: icebear.Model, meanings: list[Meaning]) -> None:
+def _claim(options: Options, model: icebear.Model, meanings: list[AutomaticLabel]) -> None:
     from icebear.claims.kinds.meanings import LabelClaim
 
     claim(str(options.claim), model, lambda: LabelClaim.of(options.store, meanings))

@@ -172,7 +172,7 @@ def _significant(options: Options) -> None:
     excluded("--significant", ("lens_file",))
     path = store_or_shipped(options.store, options.model.load, options.model.model)
     with icebear.open_store(path) as store:
-        tried, made_with = store.labels.all_meanings(), store.made_with()
+        tried, made_with = store.labels.all_automatic(), store.made_with()
     if not tried:
         raise StoreError(f"{path} has no automatic labels yet; make them with icebear label --auto.")
     labels = most_significant(tried)
