@@ -14,7 +14,17 @@ from icebear.actmax.page import CROPS
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.db.store import Store
 from icebear.errors import StoreError
-from icebear.records import EFFECT_SENTENCES, POLARITIES, AutomaticLabel, Example, Neuron, Projection, Writes, as_neuron
+from icebear.records import (
+    EFFECT_SENTENCES,
+    POLARITIES,
+    AutomaticLabel,
+    Example,
+    Neuron,
+    Projection,
+    Writes,
+    as_neuron,
+    sign_of,
+)
 from icebear.values import typed
 
 if TYPE_CHECKING:
@@ -153,7 +163,7 @@ def held_out_examples(store: Store, meaning: AutomaticLabel) -> dict[str, list[E
     """Return the groups of sentences from documents that a label was not made from."""
     groups = meaning.record.get("examples", {})
     sentences = store.sentences.of([row["sentence"] for rows in groups.values() for row in rows])
-    sign = 1 if meaning.polarity == "+" else -1
+    sign = sign_of(meaning.polarity)
     return {
         name: [Example(sign * row["value"], row["token"], sentences[row["sentence"]]) for row in rows]
         for name, rows in groups.items()

@@ -219,7 +219,7 @@ def score_labels(
     if not labels:
         return []
     texts, read = [text for rows in labels.values() for text, _ in rows], sentences or store
-    others = list(dict.fromkeys([*texts, *read.labels.sides().values()]))
+    others = list(dict.fromkeys([*texts, *read.labels.by_side().values()]))
     meanings = score_descriptions(model, read, labels, others, on_progress)
     for meaning in meanings:
         show_better(store, [meaning if read is store else _without_sentences(meaning, store_name(read))])

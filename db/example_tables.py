@@ -174,7 +174,7 @@ class ExampleTables:
             (
                 text_of(method),
                 self.neurons.id(neuron),
-                _sign(polarity),
+                _polarity_number(polarity),
                 -1 if k is None else check_int(k, "The number of examples"),
             ),
         )
@@ -218,9 +218,9 @@ class ExampleTables:
         packed = []
         for neuron, polarity, sentence, tokens, conservation in rows:
             text = json.dumps({"tokens": [round(value, 6) for value in tokens], "conservation": conservation})
-            packed.append((self.neurons.id(neuron), _sign(polarity), sentence, method, text))
+            packed.append((self.neurons.id(neuron), _polarity_number(polarity), sentence, method, text))
         self.file.insert("attributions", packed)
 
 
-def _sign(polarity: str) -> int:
+def _polarity_number(polarity: str) -> int:
     return POLARITIES.index(one_of(polarity, "polarity", POLARITIES))

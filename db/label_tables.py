@@ -44,7 +44,7 @@ class LabelTables:
         """Save automatic labels; they replace those of the same neurons and polarities."""
         rows = (
             (
-                *(m.neuron.layer, m.neuron.site, m.neuron.index, "+-".index(m.polarity)),
+                *(m.neuron.layer, m.neuron.site, m.neuron.index, POLARITIES.index(m.polarity)),
                 *(m.kind, m.text, m.by, m.score, m.p, m.significant, json.dumps(m.record, ensure_ascii=False)),
             )
             for m in meanings
@@ -74,10 +74,10 @@ class LabelTables:
         query = "SELECT id, polarity, text, score, p FROM meanings JOIN neurons USING (layer, site, idx)"
         rows = self.file.database.execute(f"{query} WHERE significant ORDER BY score DESC, id, polarity")
         checked = (with_types(row, int, int, str, float, float) for row in rows)
-        return [(number, "+-"[polarity], *rest) for number, polarity, *rest in checked]
+        return [(number, POLARITIES[polarity], *rest) for number, polarity, *rest in checked]
 
     @reads
-    def sides(self) -> dict[str, str]:
+    def by_side(self) -> dict[str, str]:
         """Return every side with a label, such as ``L1.ffn.3 +`` -> the label that a person wrote, or else the
         significant automatic one."""
         query = (
@@ -88,7 +88,7 @@ class LabelTables:
         return {f"{name} {POLARITIES[polarity]}": text for name, polarity, text in rows}
 
     @reads
-    def name(self, neuron: Neuron | str, polarity: str) -> str | None:
+    def shown(self, neuron: Neuron | str, polarity: str) -> str | None:
         """Return the label that a person wrote, or else the significant automatic label with its score, or None."""
         neuron, polarity = as_neuron(neuron), one_of(polarity, "polarity", (*POLARITIES, ""))
         row = self.file.database.execute(
@@ -108,7 +108,7 @@ def _meaning(row: tuple) -> AutomaticLabel:
         raise ValueError(f"{shown(by)} is not a unit")
     neuron = Neuron(layer, site, idx)
     return AutomaticLabel(
-        neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), _checked(json.loads(record))
+        neuron, POLARITIES[polarity], kind, text, by, score, p, bool(significant), _checked(json.loads(record))
     )
 
 

@@ -14,7 +14,7 @@ from icebear.db import vectors
 from icebear.db.sqlite import reads
 from icebear.db.tables import Tables
 from icebear.db.terms import padded, query_of, terms, words_of
-from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron
+from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron, sign_of
 from icebear.values import check_int, one_of
 
 MATCHING = 50
@@ -234,11 +234,13 @@ def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str)
     one_of(by, "kind of similarity", NEAR)
     one_of(polarity, "polarity", POLARITIES)
     k = check_int(k, "The number of neurons")
-    identity, sign = store.neurons.id(neuron), 1 if polarity == "+" else -1
+    identity, sign = store.neurons.id(neuron), sign_of(polarity)
     index = store.vectors.get(NEAR[by])
     if by == "examples":
         query = index.reconstruct(2 * identity + (sign < 0))
-        nearest: Neighbours = [(i // 2, "+-"[i % 2], cosine) for i, cosine in vectors.nearest(index, query, k + 2)]
+        nearest: Neighbours = [
+            (i // 2, POLARITIES[i % 2], cosine) for i, cosine in vectors.nearest(index, query, k + 2)
+        ]
     elif by == "reads" and store.facts.all().get("gated", True):
         nearest = [(i, "", cosine) for i, cosine in vectors.nearest(index, index.reconstruct(identity), k + 2)]
     else:

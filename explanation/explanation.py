@@ -178,7 +178,7 @@ def explained_nodes(
     log_probabilities = _log_probabilities(effects) if effects else ()
     nodes = []
     for row in rows:
-        label = store.labels.name(row.neuron, row.polarity) if store else None
+        label = store.labels.shown(row.neuron, row.polarity) if store else None
         meaning = significant.get((row.neuron, row.polarity))
         about: tuple[Any, ...] = (words.get(row.neuron), label, meaning)
         if effects and row in numbers:

@@ -154,6 +154,10 @@ IMAGES = "images"
 """What the fact ``input`` of an index of images says; an index of texts has no such fact."""
 
 
+def sign_of(polarity: str) -> int:
+    return 1 if polarity == "+" else -1
+
+
 @dataclass(frozen=True)
 class Ranked:
     """A neuron at a token position, with its activation and its relevance for the target.

@@ -158,30 +158,30 @@ def steer_concept(
         on_progress(done, total)
 
     comparison = compare(model, prompt, recipe, max_new_tokens, None, temperature, seed, step)
-    sides = [comparison.plain.text, comparison.steered.text]
+    texts = [comparison.plain.text, comparison.steered.text]
     drawn: Sequence[str] = ()
     if draws and model.task.generates:
         third = lambda done: step(2 * max_new_tokens + done)  # noqa: E731
         drawn = texts_under(model, prompt, draws, max_new_tokens, third, None, temperature, seed)
     begun = prompt_line(prompt)
-    before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*sides, *drawn]]))
+    before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*texts, *drawn]]))
     control = RandomControl(
         _edits_text(edits), random_edits_text(edits), f"{concept.name} in the text", before, after, tuple(random)
     )
     suppress = bool(recipe.provenance.get("suppress"))
-    outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (sides[0], sides[1]))
-    outcome = replace(outcome, dose=dose(model, edits, model.token_ids(begun + sides[0])))
+    outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (texts[0], texts[1]))
+    outcome = replace(outcome, dose=dose(model, edits, model.token_ids(begun + texts[0])))
     return comparison, _with_side_effects(outcome, contexts, edits, draws, lambda done: step(tokens + done))
 
 
 def concept_outcome(
-    name: str, control: RandomControl, suppress: bool, contexts: int, sides: tuple[str, str]
+    name: str, control: RandomControl, suppress: bool, contexts: int, texts: tuple[str, str]
 ) -> Outcome:
-    """Return the outcome of a concept's measures, without its side effects. sides: the texts without and with edits."""
+    """Return the outcome of a concept's measures, without its side effects. texts: those without and with edits."""
     sign = -1 if suppress else 1
     reached, as_far = sign * control.change > 0, sum(sign * (value - control.after) >= 0 for value in control.drawn)
     aim = f"{'lower' if suppress else 'raise'} {name} as far"
-    return Outcome(control, aim, reached, as_far, contexts, SEED, *sides)
+    return Outcome(control, aim, reached, as_far, contexts, SEED, *texts)
 
 
 def _flipped(

@@ -311,7 +311,8 @@ def test_the_command_prints_what_the_map_has(store, tmp_path):
     assert done.exit_code == 0, done.output
     document, result = json.loads(done.stdout), atlas(store)
     assert document["sides"] == len(result.sides)
-    assert [row["size"] for row in document["clusters"]] == [row.size for row in result.clusters]
+    expected = [(row.size, list(row.tested_words)) for row in result.clusters]
+    assert [(row["size"], row["strongest"]) for row in document["clusters"]] == expected
     assert document["layers"][0]["clarity"] == pytest.approx(result.layers[0].clarity)
     assert (tmp_path / "a.html").read_text() == atlas_page(store, result)
     printed = CliRunner().invoke(main, ["atlas", "--store", str(store.path)])

@@ -160,7 +160,7 @@ def test_one_group_is_compared_with_random_neurons(of_topics, store, atlas):
     assert [row.number for row in result.claimed] == [0]
     row = result.claimed[0]
     assert row.share > 2 * row.compared
-    assert (result.others, row.cluster.name, row.cluster.strongest) == (0, "", ("a", "b"))
+    assert (result.others, row.cluster.name, row.cluster.tested_words) == (0, "", ("a", "b"))
 
 
 @pytest.mark.parametrize("others", [0, 9])

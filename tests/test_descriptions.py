@@ -19,7 +19,7 @@ from transformers.utils.import_utils import is_serve_available
 
 from icebear import Neuron, build_index, describe, embed_examples, open_store, openai_server, read_corpus
 from icebear.actmax.index import encoder as index_encoder
-from icebear.actmax.labels import descriptions, null, sample, writer
+from icebear.actmax.labels import descriptions, nulls, sample, writer
 from icebear.actmax.labels.auto import label_neurons
 from icebear.actmax.labels.descriptions import calls_left, describe_neurons, score_label
 from icebear.actmax.labels.sample import part_of
@@ -88,7 +88,7 @@ def made(tmp_path_factory):
 def index(made, monkeypatch, tmp_path):
     """The planted model, and a copy of its index."""
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
-    monkeypatch.setattr(null, "CONTROLS", 50)
+    monkeypatch.setattr(nulls, "CONTROLS", 50)
     monkeypatch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
     monkeypatch.setattr(sample, "TOPICS", 6)
     for file in made[1].parent.glob("a.db*"):

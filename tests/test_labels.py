@@ -318,8 +318,8 @@ def test_search_prefers_labels_that_hold(indexed):
         hit = store.search(text.split()[-1], 1)[0]
         assert (hit.neuron, hit.polarity) == (TOPIC, "+")
         assert any(why.startswith("label") for why in hit.why)
-        assert store.labels.name(TOPIC, "+").startswith(f"{text} (")
-        assert store.labels.name(Neuron(0, "ffn", 59), "+") is None
+        assert store.labels.shown(TOPIC, "+").startswith(f"{text} (")
+        assert store.labels.shown(Neuron(0, "ffn", 59), "+") is None
 
 
 def test_too_few_documents_are_told(model, corpus, tmp_path):

@@ -13,7 +13,7 @@ from conftest import LLAMA, Letters, random_model
 from transformers import LlamaConfig
 
 from icebear import Model, build_index, open_store, read_corpus
-from icebear.actmax import neuronpedia
+from icebear.actmax import neuronpedia_export
 from icebear.actmax.neuronpedia_export import BATCH, LOGITS, estimated_size, export_dashboards
 from icebear.app.cli.main import main
 from icebear.errors import InputError, StoreError
@@ -90,8 +90,8 @@ def test_both_polarities_have_all_tokens_of_the_histogram(thousand):
     for number in range(0, 340, 17):
         statistics = thousand.neurons.statistics(Neuron(1, "ffn", number))
         below = sum(count for count, edge in zip(statistics.histogram, HISTOGRAM_EDGES, strict=False) if edge <= 0)
-        assert neuronpedia.density(statistics, "-") == below / sum(statistics.histogram)
-        assert neuronpedia.density(statistics, "+") == statistics.positive
+        assert neuronpedia_export.density(statistics, "-") == below / sum(statistics.histogram)
+        assert neuronpedia_export.density(statistics, "+") == statistics.positive
 
 
 def test_labels_come_with_scores_and_only_significant_ones(thousand, tmp_path):
@@ -129,9 +129,9 @@ def test_what_is_there_stays(thousand, tmp_path, monkeypatch):
 
 
 def test_a_long_sentence_is_cut_around_its_token(monkeypatch, thousand):
-    monkeypatch.setattr(neuronpedia, "LONGEST", 4)
+    monkeypatch.setattr(neuronpedia_export, "LONGEST", 4)
     for neuron in thousand.neurons.all_without_heads()[:40]:
-        for polarity, feature in neuronpedia.dashboards(thousand, neuron, None).items():
+        for polarity, feature in neuronpedia_export.dashboards(thousand, neuron, None).items():
             for row, example in zip(feature["activations"], thousand.examples(neuron, polarity), strict=False):
                 assert len(row["tokens"]) == len(row["values"]) == min(4, len(example.sentence.tokens))
                 assert row["tokens"][row["values"].index(max(row["values"]))] == example.token_text

@@ -66,8 +66,8 @@ def test_what_was_exported_comes_back_as_examples_and_scored_labels(exported, tm
         assert not {(TOPIC, "-"), (WORD, "+"), (WORD, "-")} & set(passed)
         assert len([meaning for meaning in meanings if meaning.text.startswith(WRONG)]) >= len(OTHERS)
         assert passed[TOPIC, "+"].record["writer"] == "out (icebear, written by a person)"
-        assert store.labels.name(TOPIC, "+") == passed[TOPIC, "+"].badge
-        assert store.labels.name(WORD, "+") is None
+        assert store.labels.shown(TOPIC, "+") == passed[TOPIC, "+"].badge
+        assert store.labels.shown(WORD, "+") is None
 
 
 def test_other_activations_are_counted_as_different(exported, tmp_path):
@@ -273,8 +273,8 @@ def test_the_command_scores_labels_of_few_neurons_on_the_index_that_comes_with_i
     assert "not_scored" not in document
     (passed,) = [row for row in document["meanings"] if row["significant"]]
     with open_store(tmp_path / "few.db") as store:
-        assert store.labels.name(TOPIC, "+") == f"{RIGHT} ({passed['score']:.2f})"
-        assert store.labels.name(WORD, "+") is None
+        assert store.labels.shown(TOPIC, "+") == f"{RIGHT} ({passed['score']:.2f})"
+        assert store.labels.shown(WORD, "+") is None
         assert set(store.neurons.sizes()) == {"ffn"}
 
 

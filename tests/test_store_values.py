@@ -62,7 +62,7 @@ READERS = [
     lambda store, model: [store.similar(NEURON, 3, by) for by in ("writes", "reads", "examples")],
     lambda store, model: store.vocabulary(NEURON, 3),
     lambda store, model: (store.neurons.all_without_heads(), store.neurons.statistic(NEURON, "max")),
-    lambda store, model: [store.labels.name(NEURON, side) for side in "+-"],
+    lambda store, model: [store.labels.shown(NEURON, side) for side in "+-"],
     lambda store, model: (store.labels.manual(NEURON), store.labels.all_automatic(), store.labels.significant()),
     lambda store, model: (store.status(), store.made_with(), store.sample, store.checksum()),
     lambda store, model: [Concept.from_dict(row) for row in store.concepts.all().values()],

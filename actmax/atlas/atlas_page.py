@@ -20,7 +20,7 @@ from icebear.render import environment, made_with_line, render
 
 def atlas_page(store: Store, atlas: Atlas, comparison: Comparison | None = None) -> str:
     """Return a self-contained HTML page with the map of an index, in the color of what is exchanged in a comparison."""
-    data = {**packed(store, atlas), "labels": store.labels.sides()}
+    data = {**packed(store, atlas), "labels": store.labels.by_side()}
     if comparison:
         exchanged = np.zeros(len(atlas.sides))
         _, on_map, compared = np.intersect1d(atlas.sides, comparison.sides, return_indices=True)

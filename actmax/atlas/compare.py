@@ -150,7 +150,7 @@ def exchanged_sides(comparison: Comparison, store: Store, other: Store) -> list[
     order = order[comparison.exchanged[order] > 0]
     neurons, sides = store.neurons.of((comparison.sides[order] // 2).tolist()), []
     for number, side in zip(order.tolist(), comparison.sides[order].tolist(), strict=True):
-        neuron, polarity = neurons[side // 2], "+-"[side % 2]
+        neuron, polarity = neurons[side // 2], POLARITIES[side % 2]
         texts = [[e.sentence.text for e in opened.examples(neuron, polarity)] for opened in (store, other)]
         lost, new = (next((text for text in texts[i] if text not in texts[1 - i]), "") for i in (0, 1))
         numbers = float(comparison.exchanged[number]), float(comparison.moved[number])

@@ -22,7 +22,7 @@ from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.text.images import image_map
 from icebear.models.text.prompts import PromptLike
-from icebear.records import Example, Neuron
+from icebear.records import POLARITIES, Example, Neuron
 from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, several, shown, typed
 
@@ -88,7 +88,7 @@ def annotate(
         (neuron, polarity, example)
         for neuron in named
         if neuron.site != "head"
-        for polarity in "+-"
+        for polarity in POLARITIES
         for example in store.examples(neuron, polarity, k, name_of(method))
         if example.relevance is None
     ]

@@ -634,7 +634,7 @@ def searched(store: Store, text: str, k: int) -> tuple[list[Answer], list[str]]:
     """Return the hits of a search, each with the name of its index, and what to know of them."""
     name, hits = store_name(store), search(store, text, k, download=False)
     rows = [
-        {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity), "index": name}
+        {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.shown(hit.neuron, hit.polarity), "index": name}
         for hit in hits
     ]
     kinds = [f"by {by}: {about}." for by, about in headings(store, download=False).items()]

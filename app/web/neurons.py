@@ -150,7 +150,7 @@ def _show(opened: Store, hits: list[Hit], search: str, index: str) -> None:
 def _result(opened: Store, hit: Hit, index: str) -> None:
     """Show a neuron as a card, the side of the hit first. index: its name, if there are two."""
     name, side = str(hit.neuron), hit.polarity
-    label = opened.labels.name(hit.neuron, side)
+    label = opened.labels.shown(hit.neuron, side)
     with st.container(border=True, key=f"result {hit} {index}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.button(

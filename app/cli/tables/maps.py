@@ -42,13 +42,13 @@ def atlas_report(atlas: Atlas, sample: str) -> Iterator[Table | Text]:
 
 
 def audit_report(audit: Audit) -> Iterator[Table | Text]:
-    """The claimed clusters, with their names or strongest words and sentences, and the largest score by chance."""
+    """The claimed clusters, with their names or tested words, with sentences, and the largest score by chance."""
     count, rows = len(audit.clusters), []
     what = f"differ between {audit.prompts} prompts and {audit.others} others"
     if not audit.others:
         what = f"do more of the work on {audit.prompts} prompts than as many random neurons of the same layers"
     for row in audit.claimed[:NAMED]:
-        lines = [Text(row.cluster.name or f"({', '.join(row.cluster.strongest)})", "bold")]
+        lines = [Text(row.cluster.name or f"({', '.join(row.cluster.tested_words)})", "bold")]
         lines += [Text.assemble((f"{side}  ", "dim"), highlighted(example)) for side, example in row.examples]
         numbers = (f"{row.share:.2%}", f"{row.compared:.2%}", f"{row.score:+.1f}", f"{row.p:.3f}")
         rows.append((Text("\n").join(lines), *numbers))

@@ -301,4 +301,4 @@ def _read(name: str, store_path: str) -> icebear.Concept:
 
 
 def _labels(store: icebear.Store, this: icebear.Concept) -> dict[Any, str | None]:
-    return {(part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in this.parts}
+    return {(part.neuron, part.polarity): store.labels.shown(part.neuron, part.polarity) for part in this.parts}

@@ -13,7 +13,7 @@ from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named, store_or_shipped
 from icebear.errors import need
 from icebear.points import check_model
-from icebear.records import AutomaticLabel, Neuron
+from icebear.records import POLARITIES, AutomaticLabel, Neuron
 
 
 @record
@@ -104,7 +104,7 @@ def _automatic(options: Options) -> None:
         with bar("sentences and neurons") as move:
             label_neurons(model, store, neurons, on_progress=move)
         labels, made_with = store.labels.automatic(neurons), store.made_with()
-    rows = [labels[name, polarity] for name in neurons for polarity in "+-"]
+    rows = [labels[name, polarity] for name in neurons for polarity in POLARITIES]
     significant = sum(meaning.significant for meaning in rows)
     title = f"{significant} of {len(rows)} pairs of neuron and sign have a significant label"
     document = {**made_with, "meanings": [meaning.to_dict() for meaning in rows]}

@@ -64,7 +64,7 @@ def _by_image(image: str, options: Options) -> None:
 
     with icebear.open_store(options.store) as store:
         result = search_image(options.model.load(), store, image, options.top)
-        labels = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in result.hits}
+        labels = {hit: store.labels.shown(hit.neuron, hit.polarity) for hit in result.hits}
         document = {**store.made_with(), "searched": f"{options.store}. It holds {store.sample}"}
     document["hits"] = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in result.hits]
     document["images"] = [{"file": name, "cosine": cosine} for name, cosine in result.images]
@@ -89,7 +89,7 @@ class _Result:
 
         assert options.text is not None
         hits = searching.search(store, options.text, options.top)
-        labels = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}
+        labels = {hit: store.labels.shown(hit.neuron, hit.polarity) for hit in hits}
         about = f"{store_name(store)}. It holds {store.sample}"
         return cls(hits, labels, absent(store, options.text), searching.headings(store), about)
 

@@ -129,7 +129,7 @@ def _about(edit: Edit) -> str:
     with served.store(edit.neuron.site) as opened:
         neuron_card.check(opened, edit.neuron)
         side = "+" if edit.neuron.site == "head" else _side(edit)
-        label = opened.labels.name(edit.neuron, side)
+        label = opened.labels.shown(edit.neuron, side)
         return markdown.plain(label) if label else neuron_card.peaks(opened.examples(edit.neuron, side, 8))
 
 
