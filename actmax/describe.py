@@ -96,7 +96,7 @@ def describe(
     examples = {polarity: store.examples(neuron, polarity) for polarity in polarities}
     attends_to: Counter[str] = Counter()
     if neuron.site == "head":
-        rows = _attended(model, store, neuron) if model else examples["+"]
+        rows = _checked_examples(model, store, neuron) if model else examples["+"]
         if not store.is_of_images:  # patches of different images have the same names
             attends_to.update(filter(None, map(attended_piece, rows)))
         examples["+"] = rows if store.is_of_images else of_each_attended(rows)
@@ -141,11 +141,11 @@ def _crops(model: Model, store: Store, examples: dict[str, list[Example]], kind:
     return {polarity: crops_of(model, store, rows, kind) for polarity, rows in examples.items()}
 
 
-def _attended(model: Model, store: Store, head: Neuron) -> list[Example]:
-    from icebear.actmax.measure_heads import attended
+def _checked_examples(model: Model, store: Store, head: Neuron) -> list[Example]:
+    from icebear.actmax.measure_heads import add_attention
 
     store.check(model.fingerprint, model.name)
-    return attended(model, store, head)
+    return add_attention(model, store, head)
 
 
 def _of_model(

@@ -1,4 +1,5 @@
-"""Where an attention head looks: the shares of its attention, each with its control."""
+"""What an index knows about where an attention head looks: the shares of its attention, each with its control. It needs
+no model."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class LabelTables:
         self.file.insert("meanings", rows)
 
     @reads
-    def meanings(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], AutomaticLabel]:
+    def automatic(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], AutomaticLabel]:
         """Return (neuron, polarity) -> automatic label; neurons without label are absent."""
         query = "SELECT * FROM meanings WHERE layer = ? AND site = ? AND idx = ? ORDER BY polarity"
         rows = (
@@ -97,7 +97,7 @@ class LabelTables:
         ).fetchone()
         if row:
             return row[0]
-        meaning = self.meanings([neuron]).get((neuron, polarity))
+        meaning = self.automatic([neuron]).get((neuron, polarity))
         return meaning.badge if meaning and meaning.significant else None
 
 

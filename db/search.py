@@ -188,7 +188,7 @@ def _by_output(store: Tables, words: list[str]) -> np.ndarray:
         if ids:
             direction = _directions(tokens, ids).sum(0)
             query = (query if query.size else 0) + direction / np.linalg.norm(direction)
-    z = store.vectors.z(store.vectors.outputs, query)
+    z = store.vectors.z(store.vectors.search_output_name, query)
     return np.stack((z, -z), 1).ravel()
 
 
@@ -275,11 +275,14 @@ def _outputs_by_chance(store: Tables, generator: np.random.Generator) -> dict[st
     """Save the null of what neurons write, and return the controls of a search by words that rest on the vocabulary."""
     tokens = store.vectors.get("tokens")
     of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
-    store.vectors.set_null(store.vectors.outputs, of_tokens[:RANDOM])
-    largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
+    store.vectors.set_null(store.vectors.search_output_name, of_tokens[:RANDOM])
+    largest = [
+        np.abs(store.vectors.z(store.vectors.search_output_name, direction)).max()
+        for direction in random_rows(of_tokens)
+    ]
     # That of the weights is known in an index that comes with icebear.
     known = {**(store.controls.get(KURTOSIS) or {}), vectors.LENS: None}
-    kurtoses = {name: known.get(name) or _kurtosis_by_chance(store, name) for name in store.vectors.writing}
+    kurtoses = {name: known.get(name) or _kurtosis_by_chance(store, name) for name in store.vectors.output_names}
     return {"outputs": float(np.percentile(largest, ABOVE)), KURTOSIS: kurtoses}
 
 

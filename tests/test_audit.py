@@ -246,6 +246,8 @@ def test_the_command_prints_the_audit(of_topics, store, atlas, topic, tmp_path, 
     document = json.loads(done.stdout)
     result = audit(of_topics, store, atlas, prompts("song", 6), prompts(topic, 6))
     assert [row["score"] for row in document["clusters"]] == pytest.approx([row.score for row in result.clusters])
+    tested = [list(row.cluster.tested_words) for row in result.clusters]
+    assert [row["cluster"]["strongest"] for row in document["clusters"]] == tested
     assert (document["prompts"], document["others"], document["model"]["name"]) == (6, 6, "planted")
     assert bool(result.claimed) is (topic == "ship")
     shown = CliRunner().invoke(main, words)

@@ -133,7 +133,7 @@ def test_an_index_of_named_sites_has_those(model, corpus, tmp_path):
 
 def maps(**heads_at):
     """Attention (1, 1, H, T, T) of heads that attend to one position each: name -> token -> position."""
-    size = 1 + 2 * heads.PERIOD
+    size = 1 + 2 * measure_heads.PERIOD
     made = torch.zeros(1, 1, len(heads_at), size, size)
     for head, where in enumerate(heads_at.values()):
         for token in range(size):
@@ -142,7 +142,7 @@ def maps(**heads_at):
 
 
 def test_an_induction_head_looks_behind_the_repetition_and_no_other_does():
-    period = heads.PERIOD
+    period = measure_heads.PERIOD
     fixed = {"previous": lambda token: token - 1, "itself": lambda token: token, "even": lambda token: token // 2}
     repeating = {"induction": lambda token: token - period + 1, "duplicate": lambda token: token - period}
     nothing = dict.fromkeys(repeating, lambda token: 0)
@@ -151,7 +151,7 @@ def test_an_induction_head_looks_behind_the_repetition_and_no_other_does():
 
 
 def test_a_head_that_looks_back_by_position_is_no_induction_head():
-    far = {"far": lambda token: token - heads.PERIOD + 1}
+    far = {"far": lambda token: token - measure_heads.PERIOD + 1}
     share, null = measure_heads.induction_shares(maps(**far), maps(**far))
     assert share.item() == 1
     assert not share.item() > null
@@ -160,7 +160,7 @@ def test_a_head_that_looks_back_by_position_is_no_induction_head():
 
 def test_random_tokens_repeat_where_they_should(model):
     repeated, plain = measure_heads.random_rows(model)
-    period = heads.PERIOD
+    period = measure_heads.PERIOD
     for row, other in zip(repeated, plain, strict=True):
         assert row[1 : 1 + period] == row[1 + period :] == other[1 + period :]
         assert other[1 : 1 + period] != other[1 + period :]

@@ -20,6 +20,7 @@ from icebear.actmax.atlas.side_data import read_examples
 from icebear.db.store import Store
 from icebear.db.vectors import unit
 from icebear.errors import StoreError, need
+from icebear.records import POLARITIES
 from icebear.values import seed_of, typed
 
 ABOVE = 99.9

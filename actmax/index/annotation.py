@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from icebear.actmax.measure_heads import attended
+from icebear.actmax.measure_heads import add_attention
 from icebear.actmax.reading import readable, reading_of
 from icebear.concepts.methods.attnlrp import ATTNLRP, VIT, AttnLRP
 from icebear.concepts.methods.registry import name_of
@@ -93,7 +93,7 @@ def annotate(
         if example.relevance is None
     ]
     for head in (neuron for neuron in named if neuron.site == "head"):
-        attended(model, store, head, k)
+        add_attention(model, store, head, k)
     # Examples of about the same depth and position share a batch.
     count = 0
     wanted.sort(key=lambda row: (row[0].layer // LAYERS, row[2].token, row[0].layer, row[2].sentence.id))

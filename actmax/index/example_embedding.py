@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from icebear.actmax.index.neuron_vectors import example_vectors, set_example_null
+from icebear.actmax.index.neuron_vectors import example_vectors, save_moments, set_example_null
 from icebear.db.search import measure_chance
 from icebear.db.store import Store
 from icebear.models.loading.encoder import Encoder
@@ -50,6 +50,7 @@ def embed_examples(store: Store, encoder: Encoder, on_progress: OnProgress = unw
             on_progress(start + len(ids), len(missing))
         store.vectors.forget_null("examples")
         store.facts.set({"encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint}})
+        save_moments(store)
         norms = store.vectors.save("examples", example_vectors(store))
         measure_chance(store)
         set_example_null(store, norms)

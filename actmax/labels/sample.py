@@ -232,12 +232,14 @@ def read_activations(
                 stack.enter_context(first_layers(model, 1 + max(neuron.layer for neuron in neurons)))
             if heads:
                 stack.enter_context(eager(model))
-            (_attended if heads else _fired)(model, sample, neurons, part, activations)
+            (_read_attention if heads else _read_neurons)(model, sample, neurons, part, activations)
         advance(len(part))
     return activations
 
 
-def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], activations: np.ndarray) -> None:
+def _read_neurons(
+    model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], activations: np.ndarray
+) -> None:
     by_layer = by_site_layer(neurons)
 
     def visit(site: str, layer: int, x: Tensor) -> None:
@@ -251,7 +253,9 @@ def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[i
         model.final_stream(model.read([sample.ids[number] for number in part]))
 
 
-def _attended(model: Model, sample: Sample, heads: Sequence[Neuron], part: list[int], activations: np.ndarray) -> None:
+def _read_attention(
+    model: Model, sample: Sample, heads: Sequence[Neuron], part: list[int], activations: np.ndarray
+) -> None:
     maps = model.task.forward(
         model, model.read([sample.ids[number] for number in part]), output_attentions=True
     ).attentions
