@@ -22,7 +22,7 @@ from torch import Tensor
 
 from icebear.actmax.index.build import (
     Part,
-    check_table,
+    check_has_results,
     facts_of,
     finish,
     indexed_counts,
@@ -126,8 +126,8 @@ def _scan_to(
         _check_same(partial, begun, facts)
         if "counts" not in begun:  # else it was stopped before its file was renamed
             full, short, counts = scan(model, corpus, store, settings, facts, on_progress, part=part)
-            shorter = {f"{SHORT}{name}": x for name, x in pack(short, Settings()).items()}
-            summaries = {**pack(full, settings), **shorter}
+            shorter = {f"{SHORT}{name}": x for name, x in pack(short).items()}
+            summaries = {**pack(full, settings.head_means), **shorter}
             store.scan.commit({}, summaries, {**facts, "counts": dict(counts), "documents": corpus.size()})
         if not store.scan.close_log():
             raise StoreError(f"Another program has {partial} open; close it there, and run the same command again.")
@@ -187,10 +187,10 @@ def _merge(model: Model, parts: Sequence[Store], store: Store, facts: dict[str, 
             raise StoreError(f"{part.path} is damaged; delete it, and scan it again.") from None
         full, short = (merge(x, more or none) for x, more in zip((full, short), summaries, strict=True))
     counts = Counter(parts[0].facts.get("counts"))
-    check_table(merge(full, short), counts, facts)
+    check_has_results(merge(full, short), counts, facts)
     for part in parts:
         _copy(part, store, facts)
-    store.scan.commit({}, pack(full, settings), facts)
+    store.scan.commit({}, pack(full, settings.head_means), facts)
     finish(model, store, settings, merge(full, short), counts, parts[0].facts.get("documents"))
 
 
