@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from icebear.actmax.head_attention import attended_text, attended_token
-from icebear.actmax.labels.significance import HELD_OUT, label_title, measured
+from icebear.actmax.labels.significance import HELD_OUT, label_title, score_lines
 from icebear.concepts.results.effect_words import BY_LENS, effect_text
 from icebear.records import (
     HISTOGRAM_EDGES,
@@ -126,7 +126,7 @@ def meaning_html(card: Card, polarity: str) -> Markup:
     return render(
         "icebear.actmax/meaning.html",
         title=label_title(label),
-        lines=measured(label) if label else [],
+        lines=score_lines(label) if label else [],
         held_out=[(HELD_OUT[name], examples_html(rows)) for name, rows in held_out.items()],
     )
 

@@ -62,7 +62,7 @@ def label_title(meaning: AutomaticLabel | None) -> str:
     return f"{meaning.text} ({meaning.score:.2f} by {meaning.by}{written})" if meaning.significant else NONE_PASSED
 
 
-def measured(meaning: AutomaticLabel) -> list[str]:
+def score_lines(meaning: AutomaticLabel) -> list[str]:
     """Return a line for the sentences where a significant label is true, for its score, and for the controls."""
     record, by = meaning.record, meaning.by
     if not record or not meaning.significant:

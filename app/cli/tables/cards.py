@@ -154,7 +154,7 @@ def _histogram(bars: str, of_head: bool) -> str:
 def label_report(side: str, meaning: AutomaticLabel | None, held_out: dict[str, list[Example]]) -> Group:
     parts: list[Any] = [Text(f"\n{side}: {significance.label_title(meaning)}", "bold")]
     if meaning:
-        parts += [Text(line, "dim") for line in significance.measured(meaning)]
+        parts += [Text(line, "dim") for line in significance.score_lines(meaning)]
     if meaning and meaning.significant:
         parts += [
             _examples_table(">", significance.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows
