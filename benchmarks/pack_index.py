@@ -22,8 +22,8 @@ from icebear.actmax.atlas.neighbor_map import STEPS, on_page
 from icebear.actmax.atlas.saved_map import saved_map
 from icebear.actmax.labels.auto import control_name
 from icebear.actmax.labels.sample import topics_name
-from icebear.actmax.shipped.packed_parts import KINDS, NOT_LABELED, SCORES, UNITS, Arrays
 from icebear.actmax.shipped.shipped_index import CONTROLS, STATISTICS, digest, documents_of, unpack
+from icebear.actmax.shipped.unpacking import KINDS, NOT_LABELED, SCORES, UNITS, Arrays
 from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
 from icebear.db.vectors import unit

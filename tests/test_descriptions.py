@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from click.testing import CliRunner
 from test_labels import SENTENCES, TOPIC, WORD, planted, texts
-from test_packed_parts import ENCODER
+from test_unpacking import ENCODER
 from transformers.utils.import_utils import is_serve_available
 
 from icebear import Neuron, build_index, describe, embed_examples, open_store, openai_server, read_corpus

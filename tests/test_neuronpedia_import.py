@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from test_descriptions import index, made  # noqa: F401
 from test_labels import TOPIC, WORD
-from test_packed_parts import ENCODER
+from test_unpacking import ENCODER
 
 from icebear import Neuron, build_index, describe, embed_examples, open_store
 from icebear.actmax.neuronpedia_export import export_dashboards

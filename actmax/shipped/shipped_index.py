@@ -150,7 +150,7 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
     """Make the store of a packed index. Raises `StoreError` if model or corpus are not those that it was made of."""
     from icebear.actmax.atlas.saved_map import save_map
     from icebear.actmax.index.neuron_vectors import ensure_vectors
-    from icebear.actmax.shipped import packed_parts
+    from icebear.actmax.shipped import unpacking
 
     with np.load(packed) as file:
         arrays = dict(file)
@@ -169,15 +169,15 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
         store.scan.finish(_columns(arrays), _examples(arrays, [s.id for s in sentences]), facts)
         store.controls.set({name: about[name] for name in CONTROLS})
         if facts.get("encoder"):
-            ids, rows = store.sentences.lacking(""), packed_parts.unpacked_vectors(arrays).astype(np.float16)
+            ids, rows = store.sentences.lacking(""), unpacking.unpacked_vectors(arrays).astype(np.float16)
             of_encoder = [facts["encoder"]["fingerprint"]] * len(ids)
             store.insert("embeddings", list(zip(ids, of_encoder, map(np.ndarray.tobytes, rows), strict=True)))
         if "labels" in about:
-            packed_parts.add_labels(store, arrays, about["labels"])
+            unpacking.add_labels(store, arrays, about["labels"])
         ensure_vectors(model, store)
         store.facts.set({"digest": store.results_digest()})
         if "map" in about:
-            save_map(store, packed_parts.unpacked_map(arrays, about["map"], store))
+            save_map(store, unpacking.unpacked_map(arrays, about["map"], store))
 
 
 def documents_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
