@@ -107,8 +107,14 @@ class SentenceTables:
             yield _sentence(row), vector or b""
 
     @reads
-    def lacking(self, encoder: str) -> list[int]:
-        """Return the ids of the examples that have no embedding by this encoder."""
+    def of_examples(self) -> list[int]:
+        """Return the ids of the sentences that are examples."""
+        rows = self.file.database.execute("SELECT DISTINCT sentence FROM examples ORDER BY sentence")
+        return [row[0] for row in rows]
+
+    @reads
+    def without_embedding(self, encoder: str) -> list[int]:
+        """Return the ids of the sentences that are examples and have no embedding by this encoder."""
         query = (
             "SELECT DISTINCT sentence FROM examples WHERE sentence NOT IN "
             "(SELECT sentence FROM embeddings WHERE encoder = ?) ORDER BY sentence"

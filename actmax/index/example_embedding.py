@@ -38,7 +38,7 @@ def embed_examples(store: Store, encoder: Encoder, on_progress: OnProgress = unw
     store.facts.get("finished")
     store.check_texts("A sentence encoder reads texts")
     with store.exclusively():
-        missing = store.sentences.lacking(encoder.fingerprint)
+        missing = store.sentences.without_embedding(encoder.fingerprint)
         made_with = store.facts.find("encoder") or {}
         if not missing and made_with.get("fingerprint") == encoder.fingerprint and store.vectors.has_null("examples"):
             return

@@ -169,7 +169,7 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
         store.scan.finish(_columns(arrays), _examples(arrays, [s.id for s in sentences]), facts)
         store.controls.set({name: about[name] for name in CONTROLS})
         if facts.get("encoder"):
-            ids, rows = store.sentences.lacking(""), unpacking.unpacked_vectors(arrays).astype(np.float16)
+            ids, rows = store.sentences.of_examples(), unpacking.unpacked_vectors(arrays).astype(np.float16)
             of_encoder = [facts["encoder"]["fingerprint"]] * len(ids)
             store.insert("embeddings", list(zip(ids, of_encoder, map(np.ndarray.tobytes, rows), strict=True)))
         if "labels" in about:

@@ -1,4 +1,4 @@
-"""What needs more than the model's weights, in few bytes: vectors of sentences, labels with their scores, the map.
+"""Unpack the sentence vectors, the labels with their scores and the map of the index that comes with icebear.
 
 `benchmarks/pack_index.py` writes the arrays that are read here.
 """
