@@ -54,8 +54,8 @@ class Card(SavedResult, Tabled):
     meanings: dict[str, AutomaticLabel]
     """polarity -> automatic label with its score; empty before `icebear label --auto`."""
     held_out: dict[str, dict[str, list[Example]]]
-    """polarity -> group (`icebear.actmax.labels.significance.HELD_OUT`) -> sentences of documents that the label was
-    not made from."""
+    """polarity -> group (`icebear.actmax.labels.significance.HELD_OUT_GROUPS`) -> sentences of documents that the
+    label was not made from."""
     label: str | None
     """The label that a person gave."""
     label_scores: dict[str, dict[str, Any]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from icebear.actmax.head_attention import attended_text, attended_token
-from icebear.actmax.labels.significance import HELD_OUT, label_title, score_lines
+from icebear.actmax.labels.significance import HELD_OUT_GROUPS, label_title, score_lines
 from icebear.concepts.results.effect_words import BY_LENS, effect_text
 from icebear.records import (
     HISTOGRAM_EDGES,
@@ -127,7 +127,7 @@ def meaning_html(card: Card, polarity: str) -> Markup:
         "icebear.actmax/meaning.html",
         title=label_title(label),
         lines=score_lines(label) if label else [],
-        held_out=[(HELD_OUT[name], examples_html(rows)) for name, rows in held_out.items()],
+        held_out=[(HELD_OUT_GROUPS[name], examples_html(rows)) for name, rows in held_out.items()],
     )
 
 

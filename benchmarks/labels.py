@@ -16,7 +16,7 @@ import pandas
 from icebear.actmax.labels.auto import measure_activations
 from icebear.actmax.labels.choice import Candidates, Chosen, better_of, score_parts
 from icebear.actmax.labels.nulls import Nulls, Sides, sides, true_share
-from icebear.actmax.labels.sample import PARTS, Sample, prepare_samples
+from icebear.actmax.labels.sample import SPLITS, Sample, prepare_samples
 from icebear.actmax.labels.scores import score, token_mean_baseline
 from icebear.actmax.labels.significance import THRESHOLDS, benjamini_hochberg
 from icebear.app.cli.verbs.evaluate import command
@@ -132,7 +132,7 @@ def pair_lines(batch: Sides, nulls: Nulls) -> list[dict[str, Any]]:
 def _of_table(batch: Sides, row: int) -> dict[str, float]:
     learnt = [batch.fired["train"], batch.fired["validation"]]
     test = {by: token_mean_baseline(learnt, batch.fired["test"], row, by) for by in THRESHOLDS}
-    train, validation = (token_mean_baseline(learnt, batch.fired[part], row, "token") for part in PARTS[:2])
+    train, validation = (token_mean_baseline(learnt, batch.fired[part], row, "token") for part in SPLITS[:2])
     return test | _numbers(any(test[by] >= THRESHOLDS[by] for by in test), test["token"], train, validation)
 
 

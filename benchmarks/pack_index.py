@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from icebear.actmax.atlas.neighbor_map import STEPS, on_page
+from icebear.actmax.atlas.neighbor_map import PAGE_STEPS, on_page
 from icebear.actmax.atlas.saved_map import saved_map
 from icebear.actmax.labels.auto import control_name
 from icebear.actmax.labels.sample import topics_name
@@ -183,7 +183,7 @@ def packed_labels(store: Store) -> tuple[Arrays, dict[str, Any]] | None:
 
 
 def to_steps(x: np.ndarray) -> np.ndarray:
-    return np.round(x.clip(0, 1) * STEPS).astype(np.uint16)
+    return np.round(x.clip(0, 1) * PAGE_STEPS).astype(np.uint16)
 
 
 def _save(file: IO[bytes], **arrays: np.ndarray[Any, Any]) -> None:

@@ -23,7 +23,7 @@ NEAR = {"writes": "w_out", "reads": "w_in", "examples": "examples"}
 """The comparison of neurons -> the vector index."""
 CHANCE_NEURONS = 20
 """The number of random neurons whose nearest neighbors are the control."""
-RANDOM = 400
+NULL_VECTORS = 400
 """The number of random tokens, and of random sentences, that give each row the null of its cosines."""
 DEVIATION = "deviation"
 """The name of the standard deviation of the similarity of two sentences, among the controls of a store."""
@@ -33,7 +33,7 @@ DIRECTIONS = 100
 """The number of random directions."""
 OF_TOKENS = 2000
 """The number of tokens whose rows give the random directions their covariance."""
-ABOVE = 95
+NULL_PERCENTILE = 95
 """The percentile of the largest z of random directions, above which a neuron's output is similar to a word."""
 OUTPUT = 0.5
 """The weight of the output beside the two numbers about sentences: by itself it finds a topic less often than they do
@@ -267,7 +267,7 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
     if not store.facts.find("encoder"):  # whose null `set_example_null` saves
         sentences = store.vectors.standardized(store.sentence_vectors()[1])
         sentences = sentences if len(sentences) else np.zeros_like(sentences, shape=(1, sentences.shape[1]))
-        store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)
+        store.vectors.set_null("examples", generator.permutation(sentences)[:NULL_VECTORS], pooled=True)
     store.controls.set({"nearest": chance, **outputs})
 
 
@@ -275,7 +275,7 @@ def _outputs_by_chance(store: Tables, generator: np.random.Generator) -> dict[st
     """Save the null of what neurons write, and return the controls of a search by words that rest on the vocabulary."""
     tokens = store.vectors.get("tokens")
     of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
-    store.vectors.set_null(store.vectors.search_output_name, of_tokens[:RANDOM])
+    store.vectors.set_null(store.vectors.search_output_name, of_tokens[:NULL_VECTORS])
     largest = [
         np.abs(store.vectors.z(store.vectors.search_output_name, direction)).max()
         for direction in random_rows(of_tokens)
@@ -283,7 +283,7 @@ def _outputs_by_chance(store: Tables, generator: np.random.Generator) -> dict[st
     # That of the weights is known in an index that comes with icebear.
     known = {**(store.controls.get(KURTOSIS) or {}), vectors.LENS: None}
     kurtoses = {name: known.get(name) or _kurtosis_by_chance(store, name) for name in store.vectors.output_names}
-    return {"outputs": float(np.percentile(largest, ABOVE)), KURTOSIS: kurtoses}
+    return {"outputs": float(np.percentile(largest, NULL_PERCENTILE)), KURTOSIS: kurtoses}
 
 
 def kurtosis(logits: np.ndarray) -> np.ndarray:
@@ -308,7 +308,7 @@ def _kurtosis_by_chance(store: Tables, name: str) -> dict[str, float]:
             if rows.any():
                 drawn = random_rows(rows)
                 logits = np.concatenate([drawn @ block.T for block in vectors.blocks(tokens)], axis=1)
-                chance[f"{site}.{layer}"] = float(np.percentile(kurtosis(logits), ABOVE))
+                chance[f"{site}.{layer}"] = float(np.percentile(kurtosis(logits), NULL_PERCENTILE))
     return chance
 
 

@@ -23,7 +23,7 @@ from icebear.models.parts.linear import Linear, packed
 
 FACTORS = {"taylor": (0.5, 0.5), "constant": (0.0, 1.0)}
 """Softmax rule -> the factors of the gradients at queries and keys, and at the output of attention."""
-PARTS = ("q", "k", "attn", "ffn")
+HOOKED_SITES = ("q", "k", "attn", "ffn")
 
 
 class ModuleHooks:
@@ -35,11 +35,13 @@ class ModuleHooks:
         modules = list(net.modules())
         self.methods = [(part, type(part).forward) for part in modules]
         usual = model.has_family and model.task.stacks == 1 and not (model.family.experts or model.has_scan)
-        usual = usual and all(site in model.sites and len(model.layers_with(site)) == len(layers) for site in PARTS)
+        usual = usual and all(
+            site in model.sites and len(model.layers_with(site)) == len(layers) for site in HOOKED_SITES
+        )
         if not usual or model.offloaded or any(map(packed, modules)):
             raise LookupError("not a language model of the usual form")
         self.q, self.k, self.attention_outputs, self.ffn = (
-            [model.site_module(site, layer) for layer in layers] for site in PARTS
+            [model.site_module(site, layer) for layer in layers] for site in HOOKED_SITES
         )
         self.q_columns, self.k_columns = model.columns("q"), model.columns("k")
         self.elementwise = elementwise_modules(net)

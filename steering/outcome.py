@@ -38,7 +38,7 @@ KL_DRAWS = 5
 KL_STEPS = 8
 """The steps of an off-target KL in the progress: it takes as long as so many tokens."""
 ALL_KL_STEPS = KL_STEPS * (1 + KL_DRAWS)
-STEPS = NEW_TOKENS + ALL_KL_STEPS
+OUTCOME_STEPS = NEW_TOKENS + ALL_KL_STEPS
 """All steps of `outcome_of`."""
 
 
@@ -76,13 +76,15 @@ def outcomes(
     yield outcome
     if model.task.generates:
         plain, edited = texts_under(
-            model, record.prompt, [[], edits], NEW_TOKENS, lambda done: on_progress(done, STEPS)
+            model, record.prompt, [[], edits], NEW_TOKENS, lambda done: on_progress(done, OUTCOME_STEPS)
         )
     else:
         plain, edited = record.before[0].text, record.text
     outcome = replace(outcome, plain=plain, edited=edited)
     yield outcome
-    yield _with_side_effects(outcome, contexts, edits, draws, lambda done: on_progress(NEW_TOKENS + done, STEPS))
+    yield _with_side_effects(
+        outcome, contexts, edits, draws, lambda done: on_progress(NEW_TOKENS + done, OUTCOME_STEPS)
+    )
 
 
 def answer_outcomes(model: Model, prompt: PromptLike, edits: Sequence[AnyEdit]) -> Iterator[Outcome]:

@@ -15,7 +15,7 @@ from icebear import build_index, open_store, read_corpus
 from icebear.actmax.atlas import clusters, layer_meanings, saved_map
 from icebear.actmax.atlas.atlas import atlas
 from icebear.actmax.atlas.atlas_page import atlas_page, packed, safe_json
-from icebear.actmax.atlas.neighbor_map import STEPS, apart, neighbors, on_page, plane, principal
+from icebear.actmax.atlas.neighbor_map import PAGE_STEPS, apart, neighbors, on_page, plane, principal
 from icebear.actmax.atlas.side_data import SideData
 from icebear.app.cli.main import main
 from icebear.db.vectors import unit
@@ -71,17 +71,19 @@ def test_no_two_points_are_in_one_step_of_the_page(kind):
     before = {
         "all equal": np.zeros((50, 2)),
         "a corner": np.full((50, 2), -1.0),
-        "within a step": generator.uniform(-0.2, 0.2, (40, 2)) / STEPS,
+        "within a step": generator.uniform(-0.2, 0.2, (40, 2)) / PAGE_STEPS,
         "many places": np.repeat(generator.uniform(-1, 1, (30, 2)), 7, 0),
         "all apart": generator.uniform(-1, 1, (40, 2)),
     }[kind].astype(np.float32)
     after = apart(before)
     places, steps = ([tuple(row) for row in on_page(points).tolist()] for points in (before, after))
     assert len(set(steps)) == len(steps)
-    assert {*itertools.chain(*steps)} <= {*range(STEPS + 1)}
+    assert {*itertools.chain(*steps)} <= {*range(PAGE_STEPS + 1)}
     assert all(row == old for row, old in zip(steps, places, strict=True) if places.count(old) == 1)
     assert {*places} <= {*steps}
-    assert np.abs(after - before).max() <= 2 * 8 / STEPS  # a square of 8 steps around has room for 288, a corner for 80
+    assert (
+        np.abs(after - before).max() <= 2 * 8 / PAGE_STEPS
+    )  # a square of 8 steps around has room for 288, a corner for 80
 
 
 def test_clusters_are_the_planted_groups(points):
@@ -179,7 +181,7 @@ def test_layers_have_the_meanings_and_partners_that_were_planted():
     examples = csr_matrix(examples)
     data = data_of(examples, sentences, sentence_vectors, layer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_meanings, "ALIKE", 0.999)
+        patch.setattr(layer_meanings, "IDENTICAL_COSINE", 0.999)
         clear, random = layer_meanings.layer_meanings(data, 0)
     assert (clear.sides, clear.layer, random.layer) == (100, 0, 1)
     assert clear.clarity > 0.1 > abs(random.clarity)

@@ -199,7 +199,7 @@ def write(path, *rows):
 
 
 def test_groups_are_read_from_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(audits, "FEWEST", 1)
+    monkeypatch.setattr(audits, "FEWEST_PROMPTS", 1)
     (tmp_path / "a.txt").write_text("the ice bear \n\n  the camel\n")
     rows = write(tmp_path / "b.jsonl", {"prompt": "p", "target": " t"}, {"prompt": "q", "contrast": "c"})
     labelled = write(tmp_path / "c", {"prompt": "p", "right": True}, {"prompt": "q", "right": False})
@@ -214,7 +214,7 @@ def test_groups_are_read_from_files(tmp_path, monkeypatch):
     for row in ({"prompt": "p"}, *({"prompt": "p", "right": value} for value in (1, "yes", True))):
         with pytest.raises(InputError):
             read_groups(write(tmp_path / "d", {"prompt": "p", "right": True}, row))
-    monkeypatch.setattr(audits, "FEWEST", 3)
+    monkeypatch.setattr(audits, "FEWEST_PROMPTS", 3)
     with pytest.raises(InputError):
         read_groups(rows, tmp_path / "a.txt")
     with pytest.raises(InputError, match="right"):  # of the second file, two groups are no group

@@ -545,7 +545,7 @@ def test_evaluate_steering(tiny_folder, few_contexts, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "HELD_OUT_TEXTS", [text[:18] for text in HELD_OUT_TEXTS[:2]])
     monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:1])
     monkeypatch.setattr(evaluation, "NEW_TOKENS", 3)
-    monkeypatch.setattr(reading, "LONGEST", 16)
+    monkeypatch.setattr(reading, "TEXT_TOKENS", 16)
     words = ["--concepts", "music", "--out", str(tmp_path), "--json", "--model", tiny_folder]
     result = CliRunner().invoke(command(evaluation.ConceptSteering), words)
     assert result.exit_code == 0, result.output

@@ -22,7 +22,7 @@ from icebear.actmax.index import encoder as index_encoder
 from icebear.actmax.labels import descriptions, nulls, sample, writer
 from icebear.actmax.labels.auto import label_neurons
 from icebear.actmax.labels.descriptions import calls_left, describe_neurons, score_label
-from icebear.actmax.labels.sample import part_of
+from icebear.actmax.labels.sample import split_of
 from icebear.actmax.labels.writer import Writer
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
@@ -111,7 +111,7 @@ def test_a_description_that_tells_other_sentences_is_shown_with_who_wrote_it(ind
         card = describe(store, TOPIC)
         assert f"{right.text} ({right.score:.2f} by sentence, written by m at localhost:" in card.to_html()
         read = {line for request, _ in asked for line in request["messages"][0]["content"].splitlines()[2:]}
-        tested = {s.text for s in store.sentences.starting_at(0) if part_of(s.title) == "test"}
+        tested = {s.text for s in store.sentences.starting_at(0) if split_of(s.title) == "test"}
         assert read
         assert not {line.replace("«", "").replace("»", "").strip() for line in read} & tested
 
@@ -196,7 +196,7 @@ def test_an_answer_is_one_short_line():
     with server(lambda request: says('\n\n "Names of rivers."  \nMore text.')) as (url, _):
         assert Writer.at(url).describe([]) == "Names of rivers"
     with server(lambda request: says("x" * 10_000)) as (url, _):
-        assert len(Writer.at(url).describe([])) == writer.LONGEST
+        assert len(Writer.at(url).describe([])) == writer.LONGEST_DESCRIPTION
 
 
 def test_what_a_label_of_ones_own_says_is_scored_beside_its_words(index):

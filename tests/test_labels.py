@@ -28,12 +28,12 @@ from benchmarks import labels as evaluation
 from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.labels import kinds, nulls, sample, scores
-from icebear.actmax.labels.auto import BATCH, control_name, label_neurons
+from icebear.actmax.labels.auto import NEURONS_PER_BATCH, control_name, label_neurons
 from icebear.actmax.labels.choice import score_parts
 from icebear.actmax.labels.descriptions import score_label
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.nulls import Nulls, sides, true_share
-from icebear.actmax.labels.sample import Sample, part_of, prepare_samples, read_activations
+from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations, split_of
 from icebear.actmax.labels.significance import THRESHOLDS, benjamini_hochberg, most_significant
 from icebear.actmax.labels.strongest import StrongestSentences
 from icebear.app.cli.main import main
@@ -125,7 +125,7 @@ def test_a_planted_neuron_gets_the_right_label(indexed):
         hits = card.held_out["+"]["hits"]
         assert len(hits) == 4
         assert all(set(map(str.strip, hit.sentence.tokens)) & set(TOPICS["song"]) for hit in hits)
-        assert all(part_of(hit.sentence.title) == "test" for hit in hits)
+        assert all(split_of(hit.sentence.title) == "test" for hit in hits)
         assert f"{topic.text} ({topic.score:.2f} by {topic.by})" in html.unescape(card.to_html())
 
 
@@ -151,7 +151,7 @@ def test_a_label_is_true_at_the_strongest_sentences(indexed):
         of_samples = {}
         for part in parts:
             ids = (sentence.id for sentence in part.sentences)
-            of_samples |= dict(zip(ids, label.degree(part) >= kinds.ALIKE, strict=True))
+            of_samples |= dict(zip(ids, label.degree(part) >= kinds.TOPIC_COSINE, strict=True))
         both = fits.keys() & of_samples.keys()
         assert both
         assert {sentence: fits[sentence] for sentence in both} == {sentence: of_samples[sentence] for sentence in both}
@@ -242,7 +242,7 @@ def test_chance_is_seldom_called_clear(indexed):
 def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
     """A killed run keeps the labels of every batch that it has scored, and the next run adds the others."""
     model, path = indexed
-    neurons = [Neuron(0, "ffn", number) for number in range(2 * BATCH)]
+    neurons = [Neuron(0, "ffn", number) for number in range(2 * NEURONS_PER_BATCH)]
     result, checksums = [], set()
     for name in ("whole", "killed"):
         _copy(path, tmp_path / f"{name}.db")
@@ -257,7 +257,7 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
         process.join()
         assert process.exitcode == -signal.SIGKILL
         scored = store.labels.automatic(neurons)
-        assert 0 < len(scored) < 4 * BATCH
+        assert 0 < len(scored) < 4 * NEURONS_PER_BATCH
         assert {(neuron, "-") in scored for neuron, _ in scored} == {True}
     for name in ("whole", "killed"):
         with open_store(tmp_path / f"{name}.db") as store:
@@ -266,7 +266,7 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
             label_neurons(model, store, neurons)  # nothing is left to do
             checksums.add(store.checksum())
     assert len(checksums) == 1
-    assert len(result[0]) == 4 * BATCH
+    assert len(result[0]) == 4 * NEURONS_PER_BATCH
     assert result[0] == result[1]
     assert {key: result[1][key] for key in scored} == scored
 
@@ -376,7 +376,7 @@ def test_detection_is_the_auroc(lines):
     label = Label("tokens", (" ice",))
     order = np.argsort(np.where(x.counted, -values, np.inf), kind="stable")
     expected = [place for place in order if x.counted[place] and values[place] > 0]
-    expected = expected[: max(kinds.FEWEST, math.ceil(kinds.TOP_TOKENS * x.counted.sum()))]
+    expected = expected[: max(kinds.FEWEST_TOKENS, math.ceil(kinds.TOP_TOKENS * x.counted.sum()))]
     assert np.flatnonzero(x.counted)[fired.tokens[0]].tolist() == sorted(expected)
     if fired.active[0]:
         slow = reference.Part(x, values)

@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from icebear import Model, build_index, open_store, read_corpus
 from icebear.actmax import neuronpedia_export
-from icebear.actmax.neuronpedia_export import BATCH, LOGITS, estimated_size, export_dashboards
+from icebear.actmax.neuronpedia_export import LOGITS, NEURONS_PER_FILE, estimated_size, export_dashboards
 from icebear.app.cli.main import main
 from icebear.errors import InputError, StoreError
 from icebear.points import Source
@@ -50,7 +50,7 @@ def exported(folder):
         assert document["modelId"] == "wide"
         indices = [feature["index"] for feature in document["features"]]
         assert indices == sorted(set(indices))
-        assert len(indices) <= BATCH
+        assert len(indices) <= NEURONS_PER_FILE
         result.setdefault(document["source"], {}).update(zip(indices, document["features"], strict=True))
     return result
 
@@ -129,7 +129,7 @@ def test_what_is_there_stays(thousand, tmp_path, monkeypatch):
 
 
 def test_a_long_sentence_is_cut_around_its_token(monkeypatch, thousand):
-    monkeypatch.setattr(neuronpedia_export, "LONGEST", 4)
+    monkeypatch.setattr(neuronpedia_export, "SHOWN_TOKENS", 4)
     for neuron in thousand.neurons.all_without_heads()[:40]:
         for polarity, feature in neuronpedia_export.dashboards(thousand, neuron, None).items():
             for row, example in zip(feature["activations"], thousand.examples(neuron, polarity), strict=False):

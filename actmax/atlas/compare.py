@@ -23,7 +23,7 @@ from icebear.errors import StoreError, need
 from icebear.records import POLARITIES
 from icebear.values import seed_of, typed
 
-ABOVE = 99.9
+MOVED_PERCENTILE = 99.9
 """The percentile of what is moved by chance above which a side's meaning has moved."""
 LISTED = 100
 """The number of neurons with other sentences that `exchanged_sides` lists."""
@@ -47,7 +47,7 @@ class Comparison:
     @property
     def least(self) -> float:
         """What 99.9 % of the sides do not reach in `by_chance`."""
-        return float(np.percentile(self.by_chance, ABOVE))
+        return float(np.percentile(self.by_chance, MOVED_PERCENTILE))
 
     @property
     def order(self) -> np.ndarray:

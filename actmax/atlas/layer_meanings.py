@@ -15,9 +15,9 @@ RANDOM_DRAWS = 2000
 """The number of random sets of sentences."""
 SHUFFLED_SIDES = 100
 """The number of sides of a layer whose partner is looked for among shuffled ones."""
-ABOVE = 95
+CLARITY_PERCENTILE = 95
 """The percentile of the clarity of random sentences above which a side has a meaning."""
-ALIKE = 0.9
+IDENTICAL_COSINE = 0.9
 """From this cosine of their vectors on, two sides are near-identical."""
 
 
@@ -68,16 +68,16 @@ def layer_meanings(data: SideData, seed: int) -> tuple[LayerMeanings, ...]:
     """Return the layers of each site."""
     counts, clear = data.examples.getnnz(1), clarity(data.examples, data.sentence_vectors)
     chance = clarity_by_chance(counts, data.sentence_vectors, seed)
-    least = {count: np.percentile(values, ABOVE) for count, values in chance.items()}
+    least = {count: np.percentile(values, CLARITY_PERCENTILE) for count, values in chance.items()}
     unclear = clear <= np.array([least[count] for count in counts.tolist()])
-    alike = partners(data.vectors, neighbors(principal(data.vectors))[0]) >= ALIKE
+    alike = partners(data.vectors, neighbors(principal(data.vectors))[0]) >= IDENTICAL_COSINE
     chosen, reached = partners_by_chance(data, seed)
     rows = []
     for site, layer in sorted({*zip(data.site.tolist(), data.layer.tolist(), strict=True)}):
         inside = (data.site == site) & (data.layer == layer)
         random = np.concatenate([chance[count] for count in np.unique(counts[inside]).tolist()])
-        alike_by_chance = float((reached[inside[chosen]] >= ALIKE).mean())
-        shares = float(unclear[inside].mean()), ABOVE / 100, float(alike[inside].mean()), alike_by_chance
+        alike_by_chance = float((reached[inside[chosen]] >= IDENTICAL_COSINE).mean())
+        shares = float(unclear[inside].mean()), CLARITY_PERCENTILE / 100, float(alike[inside].mean()), alike_by_chance
         clarities = float(clear[inside].mean()), float(random.mean())
         rows.append(LayerMeanings(site, layer, int(inside.sum()), *clarities, *shares))
     return tuple(rows)

@@ -14,7 +14,7 @@ from icebear.errors import StoreError
 from icebear.records import Sentence
 from icebear.values import stable_hash
 
-FEWEST = 16
+FEWEST_SIDES = 16
 """The number of sides that a map has at least."""
 
 
@@ -57,7 +57,7 @@ def read_sides(store: Store) -> SideData:
     order = np.argsort(ids)
     ids, sentence_vectors = ids[order], store.vectors.standardized(sentence_vectors[order].astype(np.float32))
     sides, examples = read_examples(store, ids)
-    if len(sides) < FEWEST:
+    if len(sides) < FEWEST_SIDES:
         raise StoreError(f"{store.path} has too few neurons with vectors of sentences for a map; run icebear index.")
     layer, site, _ = side_columns(store, sides)
     index, sentences = store.vectors.get("examples"), store.sentences.of(ids.tolist())

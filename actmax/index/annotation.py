@@ -26,7 +26,7 @@ from icebear.records import POLARITIES, Example, Neuron
 from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, several, shown, typed
 
-BATCH = 8
+EXAMPLES_PER_PASS = 8
 """The largest number of examples of a pass."""
 LAYERS = 5
 OVERHEAD = 50
@@ -126,7 +126,7 @@ def _batches(sizes: Sequence[tuple[int, int]]) -> list[slice]:
     best: list[tuple[float, int]] = [(0, 0)]  # of the first 0, 1, ... examples: their time, where the last batch starts
     for end in range(1, len(sizes) + 1):
         able = []
-        for start in range(max(0, end - BATCH), end):
+        for start in range(max(0, end - EXAMPLES_PER_PASS), end):
             layers, tokens = map(max, zip(*sizes[start:end], strict=True))
             able.append((best[start][0] + layers * (OVERHEAD + tokens * (end - start)), start))
         best.append(min(able))

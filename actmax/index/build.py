@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from icebear.actmax.index.activation_statistics import STATISTICS
-from icebear.actmax.index.corpus import LONGEST, Corpus
+from icebear.actmax.index.corpus import LONGEST_SENTENCE, Corpus
 from icebear.actmax.index.head_norms import head_means
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
 from icebear.actmax.index.scan import (
@@ -274,8 +274,8 @@ def _without_sentences(counts: Counter[str]) -> str:
     """Return why a corpus has no sentences, and what to do."""
     if counts["too long"]:
         return (
-            f"The corpus has no sentence of at most {LONGEST} characters ({counts['too long']:,} are longer); write "
-            "each sentence in a line of its own, or give the language of the text with --language."
+            f"The corpus has no sentence of at most {LONGEST_SENTENCE} characters ({counts['too long']:,} are longer); "
+            "write each sentence in a line of its own, or give the language of the text with --language."
         )
     empty = f" (its {counts['documents']:,} documents are empty)" if counts["documents"] else ""
     return f"The corpus has no text{empty}; check the file, or choose another column with --column."

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from icebear.concepts.vocabulary.lens import MeanLens, mean_lens
 from icebear.concepts.vocabulary.weight_rows import direct_rows, typical, unembedding, vocabulary, w_in_rows, w_out_rows
 from icebear.db import vectors
-from icebear.db.search import DEVIATION, RANDOM, measure_chance
+from icebear.db.search import DEVIATION, NULL_VECTORS, measure_chance
 from icebear.db.store import Store
 from icebear.errors import NumericalError, StoreError
 from icebear.models.model import Model
@@ -141,7 +141,7 @@ def example_vectors(store: Store, width: int = 0) -> Iterator[np.ndarray]:
 def set_example_null(store: Store, norms: np.ndarray, seed: int = 0) -> None:
     """Save the null of the index `examples` by an encoder. norms: of its rows, see `VectorFiles.save`."""
     rows = store.vectors.standardized(store.sentence_vectors()[1])
-    drawn = np.random.default_rng(seed).permutation(rows)[:RANDOM]
+    drawn = np.random.default_rng(seed).permutation(rows)[:NULL_VECTORS]
     deviation = float((rows @ vectors.unit(drawn).T).std()) if len(rows) else 1.0
     store.vectors.set_example_null(norms, store.example_tables.totals(len(norms)), deviation)
     store.controls.set({DEVIATION: deviation})

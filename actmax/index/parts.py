@@ -48,7 +48,7 @@ SHORT = "short."
 """Before the names of the summary of a last shard that is shorter."""
 OF_PART = ("part", "counts", "documents")
 """Facts that differ between parts, or that one run writes at its end."""
-SPELLED = {"model", "corpus"}
+NOT_COMPARED = {"model", "corpus"}
 """Facts that may be written in other ways; a fingerprint and a digest of the content stand for them."""
 PATIENCE = 600
 """Seconds to wait for another part that measures the means of head outputs."""
@@ -240,7 +240,7 @@ def _not_one_scan(parts: Sequence[Store]) -> StoreError:
 
 def _check_same(path: Path, have: dict[str, Any], facts: dict[str, Any]) -> None:
     """Raise `StoreError` if a part that was begun has other facts."""
-    for name in sorted(facts.keys() - SPELLED) if have else ():
+    for name in sorted(facts.keys() - NOT_COMPARED) if have else ():
         if have.get(name) != facts[name]:
             raise StoreError(
                 f"{path} was scanned with {name.removeprefix('claimed_')} {have.get(name)!r}, not {facts[name]!r}; use "

@@ -21,7 +21,7 @@ from icebear.steps import OnProgress, counting, unwatched
 
 GROUP = 8192
 """The number of neurons whose activations are in memory at once (about 140 kB each)."""
-BATCH = 16
+NEURONS_PER_BATCH = 16
 """The number of neurons that are scored at once; a kill loses at most their labels."""
 SHOWN = 4
 
@@ -51,8 +51,8 @@ def label_neurons(
     advance = counting(on_progress, total)
     for group in groups:
         values, nulls = measure_activations(model, store, parts, group, advance)
-        for start in range(0, len(group), BATCH):
-            rows = slice(start, start + BATCH)
+        for start in range(0, len(group), NEURONS_PER_BATCH):
+            rows = slice(start, start + NEURONS_PER_BATCH)
             batch = sides(parts, group[rows], {part: x[rows] for part, x in values.items()})
             store.labels.set_automatic(strongest.fitting(meanings_of(batch, batch.choose(), nulls)))
             advance(len(batch.names))

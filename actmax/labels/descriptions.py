@@ -19,7 +19,7 @@ from icebear.actmax.labels.auto import meaning_of, meanings_of, measure_activati
 from icebear.actmax.labels.choice import Chosen, choose_labels, score_parts
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.nulls import Sides, random_neurons, sides
-from icebear.actmax.labels.sample import part_of, prepare_samples, read_activations
+from icebear.actmax.labels.sample import prepare_samples, read_activations, split_of
 from icebear.actmax.labels.significance import THRESHOLDS
 from icebear.actmax.labels.writer import Writer
 from icebear.db.store import Store
@@ -155,7 +155,7 @@ def _save(store: Store, writer: Writer, known: dict[str, Any]) -> None:
 
 def _described(store: Store, neuron: Neuron, polarity: str, writer: Writer) -> str:
     """Return a description from examples of documents that do not test it; empty without such examples."""
-    examples = [row for row in store.examples(neuron, polarity) if part_of(row.sentence.title) != "test"]
+    examples = [row for row in store.examples(neuron, polarity) if split_of(row.sentence.title) != "test"]
     return writer.describe(examples[: max(1, len(examples) // 2)]) if examples else ""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from icebear.actmax.labels.kinds import STEPS, Label, LabelKind
+from icebear.actmax.labels.kinds import TOKEN_OFFSETS, Label, LabelKind
 from icebear.actmax.labels.sample import DISTINCT, Sample, distinction
 from icebear.actmax.labels.scores import TopActivations, pattern_auroc, tends_larger
 from icebear.actmax.labels.significance import margin
@@ -27,7 +27,7 @@ def best_patterns(learnt: TopActivations, fired: TopActivations) -> list[tuple[L
     learnt: the part that patterns are made on. fired: the part that they are chosen on.
     """
     sizes, best = np.array(SIZES) - 1, []
-    steps = {kind: _by_step(kind, learnt, fired) for kind in STEPS}
+    steps = {kind: _by_step(kind, learnt, fired) for kind in TOKEN_OFFSETS}
     worth = np.concatenate([margins[:, sizes] - SHORTER * sizes for _, margins in steps.values()], axis=1)
     names = {code: text for text, code in fired.sample.codes.items()}
     kinds = list(steps)
@@ -70,7 +70,7 @@ def _most_distinctive(kind: LabelKind, fired: TopActivations) -> np.ndarray:
 
 def _codes(sample: Sample, kind: LabelKind) -> np.ndarray:
     """Return the code (C,) of the token at the step of a pattern from each counted token; -1 outside its sentence."""
-    return sample.beside(STEPS[kind])[sample.counted]
+    return sample.beside(TOKEN_OFFSETS[kind])[sample.counted]
 
 
 def _sums(codes: np.ndarray, weights: np.ndarray, width: int) -> np.ndarray:

@@ -23,12 +23,12 @@ from icebear.models.model import Model
 from icebear.records import Neuron, Sentence
 from icebear.values import stable_hash
 
-PARTS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 SENTENCES = {"train": 300, "validation": 300, "test": 600}
 """The number of sentences of each part. One forward pass over them serves all neurons."""
 SHORTEST = 4
 """A sentence of a sample has more counted tokens than this."""
-BATCH = 32
+SENTENCES_PER_PASS = 32
 TOPICS = 48
 LEARNT = 20_000
 """The largest number of sentences to cluster."""
@@ -43,9 +43,9 @@ SampleRow = tuple[Sentence, list[int], int]
 """A sentence, its token ids, and its length without special tokens at the end."""
 
 
-def part_of(title: str) -> str:
+def split_of(title: str) -> str:
     """Return the part of a document, which depends only on its title."""
-    return PARTS[stable_hash(f"part {title}") % 3]
+    return SPLITS[stable_hash(f"part {title}") % 3]
 
 
 class Sample:
@@ -136,7 +136,7 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
     limit, special = store.facts.get("max_tokens"), model.special_ids()
     rows: dict[str, list[SampleRow]] = {part: [] for part in SENTENCES}
     for sentence in store.sentences.starting_at(stable_hash(f"sample {seed}") >> 2):  # ids are a ring of 62 bits
-        part = part_of(sentence.title)
+        part = split_of(sentence.title)
         if len(rows[part]) < SENTENCES[part]:
             ids = model.token_ids(sentence.text, limit)
             counted = counted_length(ids, special)
@@ -175,7 +175,7 @@ def _topics(store: Store) -> dict[str, Any]:
     """Return the words and the unit vector (K, D) of each topic."""
     import faiss
 
-    sentences = [s for s in store.sentences.starting_at(0) if part_of(s.title) == "train"][:LEARNT]
+    sentences = [s for s in store.sentences.starting_at(0) if split_of(s.title) == "train"][:LEARNT]
     rows = unit_vectors(store, [sentence.id for sentence in sentences])
     count = max(1, min(TOPICS, len(rows) // 40))
     learner = faiss.Kmeans(rows.shape[1], count, niter=25, seed=1, spherical=True, max_points_per_centroid=LEARNT)
@@ -221,7 +221,7 @@ def read_activations(
         model.check(neuron)
     activations = np.zeros((len(neurons), len(sample)), dtype=np.float32)
     order = sorted(range(len(sample.ids)), key=lambda number: len(sample.ids[number]))
-    parts = model.batches([len(sample.ids[number]) for number in order], BATCH)
+    parts = model.batches([len(sample.ids[number]) for number in order], SENTENCES_PER_PASS)
     batches = [[order[index] for index in part] for part in parts]
     heads = neurons[0].site == "head"
     for part in batches:

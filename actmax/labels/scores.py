@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from icebear.actmax.labels.kinds import FEWEST, TOP_SENTENCES, TOP_TOKENS, Label
+from icebear.actmax.labels.kinds import FEWEST_TOKENS, TOP_SENTENCES, TOP_TOKENS, Label
 from icebear.actmax.labels.sample import Sample
 from icebear.concepts.statistics import auroc
 
@@ -35,7 +35,7 @@ class TopActivations:
     @cached_property
     def active(self) -> np.ndarray:
         """(P,) whether enough tokens have an activation above zero."""
-        return self.tokens.sum(1) >= FEWEST
+        return self.tokens.sum(1) >= FEWEST_TOKENS
 
     @cached_property
     def token_ranks(self) -> np.ndarray:
@@ -59,7 +59,7 @@ class TopActivations:
 def top_activations(sample: Sample, values: np.ndarray) -> TopActivations:
     """Return the activations of P sides at the counted tokens (P, C), with what is on top."""
     means = sample.means(values)
-    wanted = max(FEWEST, math.ceil(TOP_TOKENS * values.shape[1]))
+    wanted = max(FEWEST_TOKENS, math.ceil(TOP_TOKENS * values.shape[1]))
     tokens = largest(values, wanted) & (values > 0)
     # The mean of a sentence may be below zero although the neuron is active in it, so only the order counts.
     return TopActivations(sample, values, tokens, means, largest(means, math.ceil(TOP_SENTENCES * means.shape[1])))
@@ -149,7 +149,7 @@ def token_auroc(hits: np.ndarray, true: np.ndarray, positive: np.ndarray, count:
 def pattern_auroc(rank_sums: np.ndarray, true: np.ndarray, count: int) -> np.ndarray:
     """Return the AUROC of activations for the tokens where labels are true, of the sums of their ranks there."""
     aurocs = (rank_sums - true * (true + 1) / 2) / (true * (count - true)).clip(1)
-    return np.where((true >= FEWEST) & (true < count), aurocs, 0.5)
+    return np.where((true >= FEWEST_TOKENS) & (true < count), aurocs, 0.5)
 
 
 def responding(labels: Sequence[Label], by: str, fired: TopActivations) -> np.ndarray:

@@ -13,7 +13,7 @@ THRESHOLDS = {"token": 0.85, "sentence": 0.70, "pattern": 0.85}
 """The AUROC that a significant label has at least, by unit."""
 NOT_SCORED = "not labeled yet"
 NONE_PASSED = "no label passed"
-HELD_OUT = {
+HELD_OUT_GROUPS = {
     "hits": "Hits: maximally activating tokens where the label is true",
     "misses": "Misses: maximally activating tokens where the label is not true",
     "false_alarms": "False alarms: tokens with small activations where the label is true",

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from icebear.actmax.labels.kinds import ALIKE, STEPS, Label
+from icebear.actmax.labels.kinds import TOKEN_OFFSETS, TOPIC_COSINE, Label
 from icebear.actmax.labels.sample import topics_name, unit_vectors
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
@@ -48,8 +48,8 @@ class StrongestSentences:
         """Return at which examples (E,) a topic or a token pattern is true."""
         if label.kind == "topic":
             vectors = unit_vectors(self.store, [row.sentence.id for row in rows])  # (E, D)
-            return vectors @ self._centers[label.items] >= ALIKE
-        step = STEPS[label.kind]
+            return vectors @ self._centers[label.items] >= TOPIC_COSINE
+        step = TOKEN_OFFSETS[label.kind]
         beside = [row.sentence.tokens[row.token + step : row.token + step + 1] for row in rows if row.token + step >= 0]
         return np.array([token.lower() in label.items for tokens in beside for token in tokens], dtype=bool)
 

@@ -13,7 +13,7 @@ import numpy as np
 from icebear.actmax.atlas.atlas import Atlas
 from icebear.actmax.atlas.clusters import Cluster
 from icebear.actmax.atlas.layer_meanings import LayerMeanings
-from icebear.actmax.atlas.neighbor_map import STEPS
+from icebear.actmax.atlas.neighbor_map import PAGE_STEPS
 from icebear.actmax.labels.auto import control_name
 from icebear.actmax.labels.kinds import Label, LabelKind
 from icebear.actmax.labels.nulls import Nulls
@@ -35,7 +35,7 @@ SCORES = ("train", "validation", "token_mean", "token", "other_neuron")
 
 def from_steps(x: np.ndarray) -> np.ndarray:
     """Return numbers from 0 to 1 of their whole steps."""
-    return x.astype(float) / STEPS
+    return x.astype(float) / PAGE_STEPS
 
 
 def unpacked_vectors(arrays: Arrays) -> np.ndarray:
@@ -48,7 +48,7 @@ def unpacked_vectors(arrays: Arrays) -> np.ndarray:
 def unpacked_map(arrays: Arrays, about: dict[str, Any], store: Store) -> Atlas:
     """Return the map, whose sides are those with examples."""
     counts = arrays["example_counts"][: 2 * store.neurons.count_without_heads()]
-    points = (arrays["map_points"] / STEPS * 2 - 1).astype(np.float32)
+    points = (arrays["map_points"] / PAGE_STEPS * 2 - 1).astype(np.float32)
     return Atlas(
         np.flatnonzero(counts),
         points,

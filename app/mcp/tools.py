@@ -62,9 +62,9 @@ from icebear.records import RandomControl
 from icebear.steering.comparison import compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import find_concept
-from icebear.steering.concept.texts import FEWEST
+from icebear.steering.concept.texts import FEWEST_TEXTS
 from icebear.steering.flipping.flip import flip
-from icebear.steering.outcome import CONCEPT_TOKENS, STEPS, outcome_of, steer_concept
+from icebear.steering.outcome import CONCEPT_TOKENS, OUTCOME_STEPS, outcome_of, steer_concept
 from icebear.steering.random_edits import random_edit_control
 
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000, description="The text that the model reads.")]
@@ -75,7 +75,7 @@ Count = Annotated[int, Field(ge=1, le=50, description="How many rows.")]
 Length = Annotated[int, Field(ge=1, le=200, description="How many tokens to generate.")]
 Name = Annotated[str, Field(max_length=200)]
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=200, description="With role and content.")]
-Texts = Annotated[list[str], Field(min_length=FEWEST, max_length=500)]
+Texts = Annotated[list[str], Field(min_length=FEWEST_TEXTS, max_length=500)]
 Answer = dict[str, Any]
 SIMILAR = "Found by similarity, which is no cause; steer measures what a neuron does."
 TOP_ROWS = 8
@@ -482,7 +482,7 @@ class Tools:
         """Find a small set of edits that makes another token (or phrase) come next, and measure its side effects. With
         `source`, heads are swapped if that suffices; else FFN neurons are set. The control makes the same edits to
         random other heads or neurons, twenty times. It takes up to a minute."""
-        model, text_or_chat, steps = self.session.model, _as_prompt(prompt, chat), max_neurons + STEPS
+        model, text_or_chat, steps = self.session.model, _as_prompt(prompt, chat), max_neurons + OUTCOME_STEPS
         report = reporting(ctx, 0, steps)
         with self.session.store() as store:
             recipe = flip(

@@ -10,7 +10,7 @@ import numpy as np
 from icebear.errors import InputError
 from icebear.values import several, text_of
 
-FEWEST = 16
+FEWEST_TEXTS = 16
 """The minimum number of texts of each kind; with fewer, too few are left to test on."""
 SPLITS = (0.5, 0.75)
 """Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
@@ -45,10 +45,10 @@ def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> tuple
             f"{len(both)} texts are in both lists (with the concept, and without it), such as {min(both)[:40]!r}; "
             "remove them from one list."
         )
-    if min(map(len, kinds)) < FEWEST:
+    if min(map(len, kinds)) < FEWEST_TEXTS:
         raise InputError(
-            f"A concept needs at least {FEWEST} different texts with it and as many without; there are {len(kinds[0])} "
-            f"and {len(kinds[1])}, so add more."
+            f"A concept needs at least {FEWEST_TEXTS} different texts with it and as many without; there are "
+            f"{len(kinds[0])} and {len(kinds[1])}, so add more."
         )
     generator = np.random.default_rng(seed)
     splits = [np.digitize(generator.permutation(len(texts)) / len(texts), SPLITS) for texts in kinds]

@@ -157,7 +157,9 @@ def label_report(side: str, meaning: AutomaticLabel | None, held_out: dict[str, 
         parts += [Text(line, "dim") for line in significance.score_lines(meaning)]
     if meaning and meaning.significant:
         parts += [
-            _examples_table(">", significance.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows
+            _examples_table(">", significance.HELD_OUT_GROUPS[name], rows[:2])
+            for name, rows in held_out.items()
+            if rows
         ]
     return Group(*parts)
 
