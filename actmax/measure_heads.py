@@ -98,7 +98,7 @@ def measured_heads(model: Model) -> dict[str, dict[str, dict[str, object]]]:
     rows = sorted(token_rows(model)[:TEXTS], key=len)
     parts = [[rows[number] for number in part] for part in model.batches(list(map(len, rows)), PASS_ROWS)]
     texts = ((part, _stacked(model, part)) for part in parts)
-    repeated, plain = (_stacked(model, ids) for ids in random_rows(model))
+    repeated, plain = (_stacked(model, ids) for ids in random_sequences(model))
     if not len(repeated):
         return {}
     measured = {"shares": text_shares(texts), "kinds": {"induction": induction_shares(repeated, plain)}}
@@ -111,7 +111,7 @@ def measured_heads(model: Model) -> dict[str, dict[str, dict[str, object]]]:
     }
 
 
-def random_rows(model: Model) -> tuple[list[list[int]], list[list[int]]]:
+def random_sequences(model: Model) -> tuple[list[list[int]], list[list[int]]]:
     """Return sequences of random tokens whose second half repeats the first, and the same with another first half; all
     begin with the token that begins a text."""
     special = model.special_ids()
@@ -144,7 +144,7 @@ def induction_shares(repeated: Tensor, plain: Tensor) -> tuple[Tensor, float]:
     """Return the mean attention (L, H) to the token after the earlier occurrence, and the largest that any head pays by
     chance: where nothing repeats, at distances about the period.
 
-    repeated, plain: attention (L, B, H, T, T) on the sequences of `random_rows`.
+    repeated, plain: attention (L, B, H, T, T) on the sequences of `random_sequences`.
     """
 
     def at(maps: Tensor, distance: int) -> Tensor:

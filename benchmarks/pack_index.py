@@ -22,7 +22,7 @@ from icebear.actmax.atlas.neighbor_map import PAGE_STEPS, on_page
 from icebear.actmax.atlas.saved_map import saved_map
 from icebear.actmax.labels.auto import control_name
 from icebear.actmax.labels.sample import topics_name
-from icebear.actmax.shipped.shipped_index import CONTROLS, STATISTICS, digest, documents_of, unpack
+from icebear.actmax.shipped.shipped_index import CONTROLS, STATISTICS, documents_of, ids_digest, unpack_index
 from icebear.actmax.shipped.unpacking import KINDS, NOT_LABELED, SCORES, UNITS, Arrays
 from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
@@ -68,7 +68,7 @@ def pack(store: Store, path: Path) -> None:
         _save(
             file,
             about=np.frombuffer(json.dumps(about).encode(), np.uint8),
-            ids=np.frombuffer(digest(sentences), np.uint8),
+            ids=np.frombuffer(ids_digest(sentences), np.uint8),
             documents=np.array([documents[s.title] for s in sentences], np.uint16),
             starts=np.array([s.start for s in sentences], np.uint16),
             lengths=np.array([s.end - s.start for s in sentences], np.uint16),
@@ -250,6 +250,6 @@ if __name__ == "__main__":
         if not options.check:
             pack(store, options.out)
         else:
-            unpack(options.out, load_model(options.out.stem), Path(folder) / "again.db")
+            unpack_index(options.out, load_model(options.out.stem), Path(folder) / "again.db")
             with open_store(Path(folder) / "again.db") as again:
                 print(json.dumps(check(store, again), indent=1))

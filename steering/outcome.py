@@ -72,7 +72,7 @@ def outcomes(
     record.check(model)
     edits, contexts = recipe.neuron_edits(), contexts or HeldOutContexts(model)
     draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
-    outcome = _flipped(model, record, edits, draws, contexts)
+    outcome = _flip_outcome(model, record, edits, draws, contexts)
     yield outcome
     if model.task.generates:
         plain, edited = texts_under(
@@ -186,7 +186,7 @@ def concept_outcome(
     return Outcome(control, aim, reached, as_far, contexts, SEED, *texts)
 
 
-def _flipped(
+def _flip_outcome(
     model: Model, record: FlipRecord, edits: list[Edit], draws: list[list[Edit]], contexts: HeldOutContexts
 ) -> Outcome:
     """Return the probabilities without and with edits, under each draw, and with swaps from other prompts, which are

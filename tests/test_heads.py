@@ -159,7 +159,7 @@ def test_a_head_that_looks_back_by_position_is_no_induction_head():
 
 
 def test_random_tokens_repeat_where_they_should(model):
-    repeated, plain = measure_heads.random_rows(model)
+    repeated, plain = measure_heads.random_sequences(model)
     period = measure_heads.PERIOD
     for row, other in zip(repeated, plain, strict=True):
         assert row[1 : 1 + period] == row[1 + period :] == other[1 + period :]

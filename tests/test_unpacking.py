@@ -13,7 +13,7 @@ from icebear.actmax.index import encoder as index_encoder
 from icebear.actmax.labels import nulls, sample
 from icebear.actmax.labels.auto import label_neurons
 from icebear.actmax.labels.descriptions import score_label
-from icebear.actmax.shipped.shipped_index import unpack
+from icebear.actmax.shipped.shipped_index import unpack_index
 from icebear.db.vectors import unit
 from icebear.values import stable_hash
 
@@ -51,7 +51,7 @@ def stores(tmp_path_factory):
         label_neurons(model, store, [Neuron(0, "head", 1)])
         save_map(store, atlas(store))
         pack_index.pack(store, folder / "p.npz")
-        unpack(folder / "p.npz", model, folder / "b.db")
+        unpack_index(folder / "p.npz", model, folder / "b.db")
         with open_store(folder / "b.db") as again:
             yield model, store, again
 
@@ -105,7 +105,7 @@ def test_labels_and_their_scores_come_back(stores):
 def test_a_label_of_ones_own_is_scored_as_before_without_new_nulls(stores, monkeypatch):
     model, store, again = stores
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
-    monkeypatch.setattr(nulls, "controls", None)
+    monkeypatch.setattr(nulls, "null_draws", None)
     monkeypatch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
     before, after = (score_label(model, s, WORD, "zebra") for s in (store, again))
     assert [(m.score, m.p) for m in before[:2]] == [(m.score, m.p) for m in after[:2]]  # of its words

@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from icebear.actmax.atlas.atlas import Atlas
-from icebear.actmax.atlas.compare import Comparison
+from icebear.actmax.atlas.compare import IndexComparison
 from icebear.actmax.atlas.neighbor_map import PAGE_STEPS, on_page
 from icebear.actmax.atlas.side_data import side_columns
 from icebear.db.store import Store
@@ -18,7 +18,7 @@ from icebear.records import Sentence
 from icebear.render import environment, made_with_line, render
 
 
-def atlas_page(store: Store, atlas: Atlas, comparison: Comparison | None = None) -> str:
+def atlas_page(store: Store, atlas: Atlas, comparison: IndexComparison | None = None) -> str:
     """Return a self-contained HTML page with the map of an index, in the color of what is exchanged in a comparison."""
     data = {**packed(store, atlas), "labels": store.labels.by_side()}
     if comparison:

@@ -1,4 +1,4 @@
-"""`compare`: which neurons have other sentences in a second model, such as a fine-tuned one, and with which meaning.
+"""`compare_indexes`: which neurons have other sentences in a second model, such as a fine-tuned one, and with which meaning.
 
 1. Both indexes hold the same sentences, with vectors of the same encoder.
 2. Exchanged is the share of a side's sentences that it does not have in the other model. It tells changed neurons from
@@ -30,7 +30,7 @@ LISTED = 100
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class IndexComparison:
     """How far the sentences of each side moved from one model to the other. N sides have sentences in both."""
 
     sides: np.ndarray
@@ -64,7 +64,7 @@ class ExchangedSide:
     exchanged: float
     """The share of its sentences that it does not have in the other model."""
     moved: float
-    """See `Comparison.moved`."""
+    """See `IndexComparison.moved`."""
     lost: str
     """The strongest of the exchanged sentences."""
     new: str
@@ -72,7 +72,7 @@ class ExchangedSide:
 
 
 @typed
-def compare(store: Store, other: Store, seed: int = 0) -> Comparison:
+def compare_indexes(store: Store, other: Store, seed: int = 0) -> IndexComparison:
     """Find the neurons that have other maximally activating sentences in another model, and whether these mean another
     thing.
 
@@ -85,7 +85,7 @@ def compare(store: Store, other: Store, seed: int = 0) -> Comparison:
 
     Returns
     -------
-    Comparison
+    IndexComparison
 
     Raises
     ------
@@ -107,7 +107,7 @@ def compare(store: Store, other: Store, seed: int = 0) -> Comparison:
     lost = mine.getnnz(1) - mine.multiply(theirs).getnnz(1)
     moved, by_chance = _moved(_shares(mine) - _shares(theirs), sentence_vectors, np.random.default_rng(seed_of(seed)))
     made_with = store.made_with(), other.made_with()
-    return Comparison(common, moved, by_chance, lost / mine.getnnz(1), made_with)
+    return IndexComparison(common, moved, by_chance, lost / mine.getnnz(1), made_with)
 
 
 def _check(store: Store, other: Store) -> None:
@@ -145,7 +145,7 @@ def _moved(
     return moved, by_chance
 
 
-def exchanged_sides(comparison: Comparison, store: Store, other: Store) -> list[ExchangedSide]:
+def exchanged_sides(comparison: IndexComparison, store: Store, other: Store) -> list[ExchangedSide]:
     """Return the sides with the most exchanged sentences, with the strongest sentence that is only in each model."""
     order = comparison.order[:LISTED]
     order = order[comparison.exchanged[order] > 0]

@@ -9,7 +9,7 @@ import numpy as np
 
 from icebear.actmax.labels.choice import Chosen
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.nulls import Null, Nulls, Sides, controls, random_neurons, sides, true_share
+from icebear.actmax.labels.nulls import Null, Nulls, Sides, null_draws, random_neurons, sides, true_share
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations, topics_name
 from icebear.actmax.labels.scores import TopActivations, score, token_mean_baseline
 from icebear.actmax.labels.strongest import StrongestSentences
@@ -74,7 +74,7 @@ def measure_activations(
     values = {part: read_activations(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}
     if known is None:
         of_others = {part: x[len(neurons) :] for part, x in values.items()}
-        store.controls.set({name: controls(sides(parts, others, of_others), seed)})
+        store.controls.set({name: null_draws(sides(parts, others, of_others), seed)})
         known = store.controls.get(name)
         values = {part: x[: len(neurons)] for part, x in values.items()}
     return values, Nulls(known)

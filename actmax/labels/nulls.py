@@ -101,7 +101,7 @@ class Null(Protocol):
 
 
 class Nulls:
-    """The margins and labels of random neurons, see `controls`."""
+    """The margins and labels of random neurons, see `null_draws`."""
 
     def __init__(self, known: dict[str, Any]) -> None:
         self.known = known
@@ -164,7 +164,7 @@ def random_neurons(model: Model, store: Store, seed: int, heads: bool) -> list[N
     return list(store.neurons.of(sorted(ids.tolist())).values())
 
 
-def controls(drawn: Sides, seed: int) -> dict[str, Any]:
+def null_draws(drawn: Sides, seed: int) -> dict[str, Any]:
     """Return the labels of random neurons, and the layers and margins of both nulls.
 
     circular_shift: labels of their shifted activations. other_neuron: labels of other random neurons, scored on their

@@ -55,7 +55,7 @@ def shipped_index(name: str, load: Callable[[], Model]) -> Path | None:
         return None
 
     def make(folder: Path) -> None:
-        unpack(_packed(name), load(), folder / path.name)
+        unpack_index(_packed(name), load(), folder / path.name)
         _carry_over(path, folder / path.name)
 
     what = f"The index of {name} that comes with icebear"
@@ -146,7 +146,7 @@ def _packed(name: str) -> Path:
     return FOLDER / f"{Path(name).name}.npz"
 
 
-def unpack(packed: Path, model: Model, path: Path) -> None:
+def unpack_index(packed: Path, model: Model, path: Path) -> None:
     """Make the store of a packed index. Raises `StoreError` if model or corpus are not those that it was made of."""
     from icebear.actmax.atlas.saved_map import save_map
     from icebear.actmax.index.neuron_vectors import ensure_vectors
@@ -161,7 +161,7 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
             f"The index that comes with icebear is of other weights than {model.name}; run icebear index."
         )
     sentences = list(_sentences(arrays, facts))
-    if digest(sentences) != arrays["ids"].tobytes():
+    if ids_digest(sentences) != arrays["ids"].tobytes():
         raise StoreError("The index that comes with icebear is of other texts; make your own with icebear index.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_store(path, create=True) as store, store.exclusively():
@@ -195,7 +195,7 @@ def _sentences(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator
         yield Sentence(sentence_id(text), text, title, start, start + length, tokens)
 
 
-def digest(sentences: list[Sentence]) -> bytes:
+def ids_digest(sentences: list[Sentence]) -> bytes:
     return hashlib.sha256(b"".join(s.id.to_bytes(8, "big") for s in sentences)).digest()
 
 

@@ -282,7 +282,7 @@ def overlap(left: Concept, right: Concept) -> float:
     return len(mine & theirs) / len(mine | theirs) if mine | theirs else 0.0
 
 
-def nearest(concept: Concept, others: Sequence[Concept]) -> list[tuple[str, float]]:
+def similar_concepts(concept: Concept, others: Sequence[Concept]) -> list[tuple[str, float]]:
     """Return the concepts of the same model that share neurons with `concept`, by this share, the largest first."""
     same = [other for other in others if other.model_fingerprint == concept.model_fingerprint]
     overlaps = [(other.name, overlap(concept, other)) for other in same]

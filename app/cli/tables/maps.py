@@ -14,7 +14,7 @@ from icebear.app.cli.tables.grid import grid
 if TYPE_CHECKING:
     from icebear.actmax.atlas.atlas import Atlas
     from icebear.actmax.atlas.audit import Audit
-    from icebear.actmax.atlas.compare import Comparison, ExchangedSide
+    from icebear.actmax.atlas.compare import ExchangedSide, IndexComparison
 
 NAMED = 20
 """The number of clusters, and of neurons with other sentences, that are printed."""
@@ -58,7 +58,7 @@ def audit_report(audit: Audit) -> Iterator[Table | Text]:
     yield Text(f"Largest score {audit.clusters[0].score:+.1f}; by chance above {audit.threshold:.1f} in 5 %.", "dim")
 
 
-def comparison_report(comparison: Comparison, sides: list[ExchangedSide]) -> Iterator[Table | Text]:
+def comparison_report(comparison: IndexComparison, sides: list[ExchangedSide]) -> Iterator[Table | Text]:
     """How many sentences are exchanged, in how many sides the meaning moved, and the sides that changed most."""
     before, after = (made_with["model"]["name"] for made_with in comparison.made_with)
     moved, by_chance = ((values > comparison.least).sum() for values in (comparison.moved, comparison.by_chance))

@@ -101,12 +101,12 @@ def _audit(options: Options, prompts: str) -> None:
 
 def _compare(options: Options, other: str) -> None:
     from icebear.actmax.atlas.atlas_page import atlas_page
-    from icebear.actmax.atlas.compare import compare, exchanged_sides
+    from icebear.actmax.atlas.compare import compare_indexes, exchanged_sides
     from icebear.actmax.atlas.saved_map import mapped
     from icebear.app.cli.tables.maps import comparison_report
 
     with icebear.open_store(options.store) as store, icebear.open_store(other) as second:
-        result = compare(store, second)
+        result = compare_indexes(store, second)
         sides = exchanged_sides(result, store, second)
         write_page(options.html, lambda: atlas_page(store, mapped(store), result))
     before, after = result.made_with
