@@ -1,7 +1,7 @@
 """More sentences of one neuron or head than an index keeps: read now, from the corpus of the index.
 
-An index keeps the strongest sentences of the documents that were scanned. What is read here comes behind these
-documents, then from the corpus's beginning, without the sentences that the index has for this neuron.
+An index keeps the strongest sentences of the documents that were scanned. This reads the documents after them, then the
+scanned ones again, and skips the sentences that the index has for this neuron.
 """
 
 from __future__ import annotations

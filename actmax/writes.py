@@ -89,7 +89,7 @@ def effect_sizes(effects: Tensor) -> Tensor:
 
 
 def mean_correlation(effects: Tensor, deviations: Tensor) -> float | None:
-    """Return the mean correlation of two of P centered effects (P, W), each for an activation that is larger.
+    """Return the mean pairwise correlation of P centered effects (P, W), each with the sign of a larger activation.
 
     deviations: (P,) the activations less the value that they are set to. An effect reverses with the sign of its
         deviation, which differs at random tokens.
@@ -127,7 +127,7 @@ def patched_logits(
     model: Model, neuron: Neuron, value: Tensor, rows: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits (P, V) after token ids, those with a neuron set to a value at the last token, and the neuron's
-    activations (P,) there; of a head the norms of what it writes, less what the value does."""
+    activations (P,) there; for a head, the norm of what it writes minus what it would write with the value."""
     parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
     site, columns = neuron_site(neuron.site), _columns(model, neuron)
     seen: list[Tensor] = []

@@ -140,8 +140,8 @@ def _example(row: Sequence) -> Example:
 
 
 def prepare_search(file: SqliteFile) -> None:
-    """Give a store that was made before terms a temporary table of them, which hides its other one: a reader may not be
-    allowed to write, and a store is not changed by reading."""
+    """Make a temporary table of terms for a store of an earlier version, which has none: reading changes no store, and
+    a reader may not be allowed to write. The temporary table hides the stored one of the same name."""
     database = file.database
     temporary = "SELECT 1 FROM sqlite_temp_master WHERE name = 'sentences_fts'"
     if file.has_terms or database.execute(temporary).fetchone():

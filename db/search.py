@@ -148,7 +148,7 @@ def nearest_images(store: Tables, vector: np.ndarray, k: int = 5) -> list[tuple[
 
 
 @reads
-def absent(store: Tables, text: str) -> list[str]:
+def absent_words(store: Tables, text: str) -> list[str]:
     """Return the words of a text that no sentence of the index has, neither as a word nor inside of one; of stop words
     nothing is said."""
     lacking = {word: terms(word) for word in words_of(text) if not store.sentences.count(query_of([word]))}
@@ -157,7 +157,7 @@ def absent(store: Tables, text: str) -> list[str]:
     return list(lacking)
 
 
-def absence(words: Sequence[str]) -> str:
+def absent_line(words: Sequence[str]) -> str:
     """Say that no sentence has these words; nothing if there are none."""
     return f"No sentence of this index has {' or '.join(map(repr, words))}." if words else ""
 

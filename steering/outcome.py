@@ -30,13 +30,13 @@ from icebear.steps import OnProgress, unwatched
 SEED = 0
 """The seed of random edits in every face."""
 NEW_TOKENS = 24
-"""Of both texts of a flip."""
+"""New tokens of each of the two texts of a flip."""
 CONCEPT_TOKENS = 40
 """Of texts that are steered by a concept, unless another number is chosen: they need some room for it."""
 KL_DRAWS = 5
 """The draws of random edits whose off-target KL is measured, which takes longer than all the rest."""
 KL_STEPS = 8
-"""The steps of an off-target KL in the progress: it takes as long as so many tokens."""
+"""Progress steps that one off-target KL counts as: it takes as long as this many tokens."""
 ALL_KL_STEPS = KL_STEPS * (1 + KL_DRAWS)
 OUTCOME_STEPS = NEW_TOKENS + ALL_KL_STEPS
 """All steps of `outcome_of`."""

@@ -196,7 +196,7 @@ def test_the_store_has_names_and_digests(photos, store):
     facts = store.facts.all()
     assert facts["corpus"] == str(photos)
     assert facts["counts"] == {"documents": 23, "sentences": 22, "duplicates": 1}
-    assert store.sample == f"all images of {photos}"
+    assert store.documents_phrase == f"all images of {photos}"
 
 
 def test_statistics_are_of_patches_alone(vit, photos, store):

@@ -122,10 +122,10 @@ def test_the_z_of_an_output_is_relative_to_the_neuron_s_own_cosines(store):
 
 
 def test_words_that_no_sentence_has_are_named(store):
-    assert search.absence(search.absent(store, f"the {ABSENT} dragon")) == (
+    assert search.absent_line(search.absent_words(store, f"the {ABSENT} dragon")) == (
         f"No sentence of this index has '{ABSENT}' or 'dragon'."
     )
-    assert search.absence(search.absent(store, "the")) == ""
+    assert search.absent_line(search.absent_words(store, "the")) == ""
     assert store.search("dragon", 10) == []
     for words, headings in (("dragon", 0), (ABSENT, 1), (SONG[0], 1)):
         done = CliRunner().invoke(main, ["search", words, "--store", str(store.path)])
@@ -160,7 +160,7 @@ def test_a_search_of_several_words_is_as_without_its_stop_words(store):
     plain = f"{SONG[0]} {SHIP[0]}"
     assert search.by_words(store, text, 60) == search.by_words(store, plain, 60)
     assert search.with_and_without(store, text, 20) == search.with_and_without(store, plain, 20)
-    assert search.absent(store, f"under the {ABSENT}") == [ABSENT]
+    assert search.absent_words(store, f"under the {ABSENT}") == [ABSENT]
     assert store.search("the", 5) == store.search("the the", 5) != []
     for hit in store.search(f"the {SONG[0]}", 10):
         have = sum(SONG[0] in example.sentence.text for example in store.examples(hit.neuron, hit.polarity))
@@ -261,14 +261,14 @@ def test_copies_of_a_document_are_drawn_as_often_as_they_are(monkeypatch):
 
 
 def test_an_index_says_which_documents_it_holds(store, tmp_path):
-    assert store.sample == f"all documents of {store.facts.get('corpus')}"
+    assert store.documents_phrase == f"all documents of {store.facts.get('corpus')}"
     path = store.facts.get("corpus")
     with open_store(tmp_path / "i.db", create=True) as made:
         for limit, phrase in ((30, "30 of 120 documents"), (40, "40 of 120 documents"), (120, "all documents")):
             build_index(store.model, read_corpus(path, limit), made, k=2)
-            assert made.sample.startswith(phrase)
+            assert made.documents_phrase.startswith(phrase)
         made.facts.set({"limit": 7, "documents": None})
-        assert made.sample == f"the first 7 documents of {path}"
+        assert made.documents_phrase == f"the first 7 documents of {path}"
 
 
 def test_an_index_of_the_first_documents_is_refused_with_the_way_to_make_it_again(store, tmp_path):
@@ -315,7 +315,7 @@ def test_a_text_finds_the_neurons_whose_examples_are_about_it(embedded):
         expected[neuron, polarity] = np.mean(examples) * np.sqrt(len(examples)) / deviation if examples else 0.0
     z = search._by_sentences(embedded, "", encoder.vector("melody"))[: len(expected)]
     assert z == pytest.approx(list(expected.values()), abs=0.05)
-    assert search.absent(embedded, "melody") == ["melody"]
+    assert search.absent_words(embedded, "melody") == ["melody"]
     assert not [hit for hit in embedded.search("melody", 60) if hit.by == "sentences"]
     hits = {(h.neuron, h.polarity) for h in search.by_words(embedded, "melody", 60, encoder.vector("melody"))}
     seed = np.random.default_rng(1)

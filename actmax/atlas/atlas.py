@@ -47,7 +47,7 @@ def atlas(store: Store, seed: int = 0, on_progress: OnProgress = unwatched) -> A
     seed : int
         The same map comes of the same seed, to the bit on one machine.
     on_progress : callable
-        Called with (done, 100), about in percent of the time.
+        Called with (percent, 100), roughly by time.
 
     Returns
     -------

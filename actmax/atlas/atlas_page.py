@@ -33,7 +33,7 @@ def atlas_page(store: Store, atlas: Atlas, comparison: IndexComparison | None = 
         style=part("atlas.css"),
         script=part("atlas.js"),
         data=Markup(safe_json(data)),
-        sample=store.sample,
+        sample=store.documents_phrase,
         made_with=made_with_line(atlas.made_with),
     )
 

@@ -1,11 +1,11 @@
-"""`compare_indexes`: which neurons have other sentences in a second model, such as a fine-tuned one, and with which meaning.
+"""`compare_indexes`: which neurons have other sentences in a second model, such as a fine-tuned one, with what meanings.
 
 1. Both indexes hold the same sentences, with vectors of the same encoder.
-2. Exchanged is the share of a side's sentences that it does not have in the other model. It tells changed neurons from
-   others best (docs/atlas.md).
-3. A side's sentences are averaged in each model. Moved is the squared distance of the two means, less what it is if
+2. `exchanged` is the share of a side's sentences that it does not have in the other model. It tells changed neurons
+   from others best (docs/atlas.md).
+3. A side's sentences are averaged in each model. `moved` is the squared distance of the two means, less what it is if
    the signs of all differences are random: sentences that are exchanged for others with the same meaning move nothing.
-4. By chance is the same number with random signs.
+4. `by_chance` is the same number with random signs.
 """
 
 from __future__ import annotations

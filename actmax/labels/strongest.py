@@ -21,7 +21,7 @@ from icebear.records import AutomaticLabel, Example
 STRONGEST = 6
 """The sentences that a label has to fit."""
 FITTING = 2
-"""In so many of them at least it is true; labels of other neurons are so in 2 % of the cases."""
+"""A significant label is true at this many of them or more; labels of other neurons reach it in 2 % of cases."""
 
 
 class StrongestSentences:

@@ -131,12 +131,12 @@ def named_or_folder_store(path: str, model: icebear.Model) -> Iterator[icebear.S
 @contextmanager
 def store_alone(path: str, model_name: str) -> Iterator[icebear.Store | None]:
     """Open the store that answers without the model of this name; None where the model must be loaded and checked."""
-    from icebear.db.store import open_alone
+    from icebear.db.store import open_without_model
 
     with ExitStack() as stack:
         store = None
         with suppress(StoreError):
-            store = stack.enter_context(open_alone(path, model_name))
+            store = stack.enter_context(open_without_model(path, model_name))
         yield store
 
 

@@ -37,7 +37,7 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.stages.stage_sentences import stage_lines
 from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.concepts.vocabulary.projection import both_projections
-from icebear.db.search import absence, absent
+from icebear.db.search import absent_line, absent_words
 from icebear.db.store import Store
 from icebear.edits import parse_edits
 from icebear.errors import InputError, known_error, need
@@ -638,7 +638,8 @@ def searched(store: Store, text: str, k: int) -> tuple[list[Answer], list[str]]:
         for hit in hits
     ]
     kinds = [f"by {by}: {about}." for by, about in headings(store, download=False).items()]
-    return rows, list(filter(None, [absence(absent(store, text)), f"Index: {name}. It holds {store.sample}.", *kinds]))
+    about = f"Index: {name}. It holds {store.documents_phrase}."
+    return rows, list(filter(None, [absent_line(absent_words(store, text)), about, *kinds]))
 
 
 def _node(node: ExplainedNode) -> Answer:

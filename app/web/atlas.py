@@ -17,7 +17,7 @@ from icebear.actmax.searching import search
 from icebear.app.web.shared import header, links, markdown, question, served
 from icebear.app.web.shared.all_visitors import server_state
 from icebear.app.web.shared.background_job import Job
-from icebear.db.search import NO_NEURON, absence, absent, nearest_by_chance
+from icebear.db.search import NO_NEURON, absent_line, absent_words, nearest_by_chance
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words
 from icebear.records import Neuron
@@ -110,8 +110,8 @@ def _of_words(opened: Store, slot: Any) -> list[str] | None:
         return None
     if not has_words(text):
         return []
-    if lacking := absent(opened, text):
-        st.caption(markdown.plain(absence(lacking)))
+    if lacking := absent_words(opened, text):
+        st.caption(markdown.plain(absent_line(lacking)))
     sides = _hits(str(opened.path), opened.changed(), text)
     if not sides:
         st.info(NO_NEURON)

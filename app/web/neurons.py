@@ -18,7 +18,7 @@ from icebear.actmax.shipped.index_choice import store_name
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import jobs, links, markdown, served
 from icebear.app.web.shared.header import no_store_yet
-from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absence, absent
+from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absent_line, absent_words
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words, padded, words_of
 from icebear.errors import InputError
@@ -123,9 +123,9 @@ def _side(hit: Hit) -> tuple[str, str]:
 
 def _search_in(opened: Store, text: str, name: str) -> None:
     """Show the results of an index. name: of the index, if there are two."""
-    lacking, hits = absent(opened, text), search(opened, text, HITS)
+    lacking, hits = absent_words(opened, text), search(opened, text, HITS)
     if lacking:
-        st.info(f"{markdown.plain(absence(lacking))} It holds {markdown.plain(opened.sample)}.")
+        st.info(f"{markdown.plain(absent_line(lacking))} It holds {markdown.plain(opened.documents_phrase)}.")
     elif not hits:
         st.info(NO_NEURON)
     for by, heading in headings(opened).items():

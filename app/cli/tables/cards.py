@@ -27,7 +27,7 @@ from icebear.actmax.page import (
 )
 from icebear.app.cli.tables.grid import grid, shade
 from icebear.concepts.results.effect_words import effect_text
-from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absence
+from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absent_line
 from icebear.models.loading.presets import model_option
 from icebear.records import AutomaticLabel, Example, Hit, Projection, Promotion, SentenceEffects
 from icebear.render import characters, normalized, visible
@@ -227,7 +227,7 @@ def hits_report(
 ) -> Iterator[Table | Text]:
     """The results of a search by kind, the words that no sentence has, and which index this is."""
     if absent:
-        yield Text(absence(absent))
+        yield Text(absent_line(absent))
     for by, title in headings.items():
         by_kind = [hit for hit in hits if hit.by == by]
         rows = [(str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in by_kind]

@@ -69,7 +69,7 @@ def _map(options: Options) -> None:
     from icebear.convert import CONVERTER
 
     with icebear.open_store(options.store) as store, waiting("Drawing the map"):
-        result, sample = mapped(store), store.sample
+        result, sample = mapped(store), store.documents_phrase
         write_page(options.html, lambda: atlas_page(store, result))
     document = {
         **result.made_with,
