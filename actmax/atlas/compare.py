@@ -1,4 +1,4 @@
-"""`compare_indexes`: which neurons have other sentences in a second model, such as a fine-tuned one, with what meanings.
+"""`compare_indexes`: which neurons have other sentences in a second model, such as a tuned one, and what they mean.
 
 1. Both indexes hold the same sentences, with vectors of the same encoder.
 2. `exchanged` is the share of a side's sentences that it does not have in the other model. It tells changed neurons
