@@ -15,7 +15,7 @@ from torch import Tensor
 
 from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.run import Logits, forward
-from icebear.concepts.passes.sites import check_vector, hooks, neuron_site, stream_hooks
+from icebear.concepts.passes.sites import check_vector, hooks, neuron_columns, neuron_site, stream_hooks
 from icebear.edits import AnyEdit, Edit, SwapSource, VectorEdit, last_position, parse_edits
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -195,19 +195,14 @@ def _swapped_values(model: Model, edits: Iterable[Edit]) -> dict[Edit, Tensor]:
             read = values.activations(0)[neuron_site(edit.neuron.site)][edit.neuron.layer, span]
             if last_position(edit.where) >= len(read):
                 raise InputError(f"{edit} reads a token that its prompt does not have; it has {len(read)} tokens.")
-            swapped[edit] = read[:, _columns(edit, model.head_dim)].clone()  # a view keeps all neurons
+            swapped[edit] = read[:, neuron_columns(edit.neuron, model.head_dim)].clone()  # a view keeps all neurons
     return swapped
-
-
-def _columns(edit: Edit, head_dim: int) -> slice:
-    width = head_dim if edit.neuron.site == "head" else 1
-    return slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
 
 
 def _apply(
     edit: Edit, x: Tensor, where: TokenTracker, head_dim: int, swapped: Tensor | None, trace: list[Act] | None
 ) -> Tensor:
-    columns = _columns(edit, head_dim)
+    columns = neuron_columns(edit.neuron, head_dim)
     old = x[..., columns]  # (B, T, 1 or head_dim)
     acts, strength = where.acting(edit, x)  # (B, T, 1)
     if swapped is not None:

@@ -26,6 +26,7 @@ from icebear.steering.provenance import FlipRecord, Outcome
 from icebear.steering.random_edits import logits_under, random_edits, random_edits_text
 from icebear.steering.side_effects import HeldOutContexts
 from icebear.steps import OnProgress, unwatched
+from icebear.values import plural
 
 SEED = 0
 """The seed of random edits in every face."""
@@ -124,7 +125,7 @@ def _answered(model: Model, edits: Sequence[AnyEdit], tokens: list[int], rows: T
         is_logit = scores[0].probability is None
         before, after, *drawn = (score.logit if score.probability is None else score.probability for score in scores)
         number = f"{'the logit of ' if is_logit else 'P'}({scores[0].text!r})"
-        return RandomControl(_edits_text(edits), random_edits_text(edits), number, before, after, tuple(drawn))
+        return RandomControl(plural(len(edits), "edit"), randomplural(len(edits), "edit"), number, before, after, tuple(drawn))
 
     old, new = map(control, zip(*(model.token_scores(row, tokens) for row in rows), strict=True))
     sign = 1 if new.change > 0 else -1
@@ -168,7 +169,7 @@ def steer_concept(
     begun = prompt_line(prompt)
     before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*texts, *drawn]]))
     control = RandomControl(
-        _edits_text(edits), random_edits_text(edits), f"{concept.name} in the text", before, after, tuple(random)
+        plural(len(edits), "edit"), randomplural(len(edits), "edit"), f"{concept.name} in the text", before, after, tuple(random)
     )
     suppress = bool(recipe.provenance.get("suppress"))
     outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (texts[0], texts[1]))
@@ -199,7 +200,7 @@ def _flip_outcome(
     _, reached, *others = _hold(record, logs)
     new, old = (
         RandomControl(
-            _edits_text(edits), random_edits_text(edits), f"P({text!r})", values[0], values[1], tuple(values[2:])
+            plural(len(edits), "edit"), randomplural(len(edits), "edit"), f"P({text!r})", values[0], values[1], tuple(values[2:])
         )
         for text, values in ((record.text, phrase), (record.before[0].text, previous))
     )
@@ -238,7 +239,3 @@ def _with_side_effects(
         on_step(KL_STEPS * number)
         kls.append(contexts.off_target_kl(row))
     return replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))
-
-
-def _edits_text(edits: Sequence[AnyEdit]) -> str:
-    return f"{len(edits)} edit{'s' * (len(edits) != 1)}"

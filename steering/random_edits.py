@@ -21,7 +21,7 @@ from icebear.recipe import Recipe
 from icebear.records import Neuron, RandomControl
 from icebear.steering.apply import Statistic, steer
 from icebear.steps import OnProgress, unwatched
-from icebear.values import check_int, seed_of, typed
+from icebear.values import check_int, plural, seed_of, typed
 
 EditT = TypeVar("EditT", bound=AnyEdit)
 
@@ -93,7 +93,7 @@ def random_edit_control(
     numbers = scores[:, wanted_id] - (0.0 if ids[1] is None else scores[:, ids[1]])
     before, after, *drawn = numbers.tolist()
     names = [None if id is None else model.token_scores(scores[0], [id])[0] for id in (wanted_id, ids[1])]
-    count = f"{len(wanted)} edit{'s' * (len(wanted) != 1)}"
+    count = plural(len(wanted), "edit")
     return RandomControl(
         f"{count} ({', '.join(map(str, wanted[:4]))}{', ...' * (len(wanted) > 4)})",
         random_edits_text(wanted),

@@ -20,10 +20,11 @@ from icebear.actmax.labels.choice import Chosen, choose_labels, score_parts
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.nulls import Sides, random_neurons, sides
 from icebear.actmax.labels.sample import prepare_samples, read_activations, split_of
-from icebear.actmax.labels.significance import THRESHOLDS
+from icebear.actmax.labels.significance import auroc_at, margin
 from icebear.actmax.labels.writer import Writer
 from icebear.db.store import Store
 from icebear.db.terms import words
+from icebear.db.vectors import unit
 from icebear.errors import DownloadError, InputError, StoreError
 from icebear.models.loading.encoder import Encoder
 from icebear.models.model import Model
@@ -46,7 +47,7 @@ class OtherDescriptions:
         return {"other_neuron": float(np.quantile(self.margins, 0.95))} if len(self.margins) else {}
 
     def thresholds(self, by: str, layer: int) -> dict[str, float]:
-        return {name: 0.5 + top * (THRESHOLDS[by] - 0.5) for name, top in self.quantiles(layer).items()}
+        return {name: auroc_at(by, top) for name, top in self.quantiles(layer).items()}
 
     def is_significant(self, chosen: Chosen, layer: int) -> bool:
         by_chance = self.quantiles(layer).values()  # without other descriptions, nothing passes
@@ -196,8 +197,7 @@ def score_description(
 
 
 def _direction(vector: np.ndarray, store: Store) -> np.ndarray:
-    row = vector - store.vectors.center()
-    return row / max(float(np.linalg.norm(row)), 1e-6)
+    return unit((vector - store.vectors.center())[None])[0]
 
 
 def score_label(
@@ -238,4 +238,4 @@ def show_better(store: Store, meanings: Sequence[AutomaticLabel]) -> None:
 
 
 def _margin(meaning: AutomaticLabel) -> float:
-    return (meaning.record["validation"] - 0.5) / (THRESHOLDS[meaning.by] - 0.5)
+    return margin(meaning.by, meaning.record["validation"])

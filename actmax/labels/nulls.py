@@ -16,7 +16,7 @@ from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.patterns import best_patterns
 from icebear.actmax.labels.sample import Sample
 from icebear.actmax.labels.scores import TopActivations, label_truth, top_activations
-from icebear.actmax.labels.significance import THRESHOLDS
+from icebear.actmax.labels.significance import auroc_at
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.models.model import Model
@@ -117,7 +117,7 @@ class Nulls:
 
     def thresholds(self, by: str, layer: int) -> dict[str, float]:
         """Return these percentiles as AUROC. by: the unit."""
-        return {name: 0.5 + top * (THRESHOLDS[by] - 0.5) for name, top in self.quantiles(layer).items()}
+        return {name: auroc_at(by, top) for name, top in self.quantiles(layer).items()}
 
     def p_value(self, chosen: Chosen, layer: int) -> float:
         """Return the larger p value of the two nulls, never zero (Phipson & Smyth 2010)."""

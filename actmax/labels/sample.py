@@ -18,6 +18,7 @@ from icebear.actmax.reading import counted_length
 from icebear.concepts.passes.run import first_layers
 from icebear.concepts.passes.sites import by_site_layer, eager, hooks
 from icebear.db.store import Store
+from icebear.db.vectors import unit
 from icebear.errors import StoreError
 from icebear.models.model import Model
 from icebear.records import Neuron, Sentence
@@ -200,7 +201,7 @@ def unit_vectors(store: Store, sentences: list[int]) -> np.ndarray:
     known = dict(zip(*store.sentence_vectors(sentences), strict=True))
     center = store.vectors.center()
     rows = np.array([known[i].astype(np.float32) - center if i in known else 0 * center for i in sentences])
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
+    return unit(rows)
 
 
 # --- activations at the tokens of a sample -------------------------------------------------------------------

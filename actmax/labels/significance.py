@@ -35,6 +35,11 @@ def margin(unit: str, score: Numbers) -> Numbers:
     return (score - 0.5) / (THRESHOLDS[unit] - 0.5)
 
 
+def auroc_at(unit: str, at_margin: float) -> float:
+    """Return the score that has this margin."""
+    return 0.5 + at_margin * (THRESHOLDS[unit] - 0.5)
+
+
 def benjamini_hochberg(p: Sequence[float], rate: float = 0.05) -> list[bool]:
     """Return which hypotheses are rejected at this false discovery rate (Benjamini & Hochberg 1995)."""
     values = np.array(p, dtype=float)

@@ -18,6 +18,7 @@ from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
 from icebear.render import visible
 from icebear.steering.provenance import FlipRecord, Outcome, chosen_by_words, score_of
+from icebear.values import plural
 
 if TYPE_CHECKING:
     import icebear
@@ -134,7 +135,7 @@ def concept_report(
         label = labels.get((part.neuron, part.polarity))
         meaning = Text(label) if label else Text(significance.NOT_SCORED, "dim")
         rows.append((str(part.neuron), part.polarity, f"{part.weight:.3f}", meaning))
-    title = f"{concept.name}: {len(concept)} neuron{'s' * (len(concept) != 1)} of {concept.model_name}"
+    title = f"{concept.name}: {plural(len(concept), 'neuron')} of {concept.model_name}"
     return Group(
         grid("neuron", "sign", ">weight", "label", rows=rows, title=title),
         *(Text(line, "dim") for line in provenance_lines(concept)),

@@ -24,6 +24,7 @@ from icebear.recipe import Recipe
 from icebear.steering.comparison import Comparison, compare
 from icebear.steering.outcome import answer_outcomes
 from icebear.steering.provenance import Outcome
+from icebear.values import plural
 
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
@@ -95,7 +96,7 @@ def _edits() -> list[Edit]:
     edits = parse_edits(line for line in written.splitlines() if line.strip())
     with lines:
         if edits:
-            st.markdown(f"## {len(edits)} edit{'s' * (len(edits) > 1)}")
+            st.markdown(f"## {plural(len(edits), 'edit')}")
         for number, edit in enumerate(edits):
             with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
                 card: dict[str, Any] = {
