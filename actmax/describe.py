@@ -17,6 +17,7 @@ from icebear.errors import StoreError
 from icebear.records import (
     EFFECT_SENTENCES,
     POLARITIES,
+    WRITERS,
     AutomaticLabel,
     Example,
     Neuron,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 30
 """The size of a vector index in bytes that a card no longer reads (16 GB for an 8B model)."""
-SILENT = ("q", "k", "v", "head")
-"""The sites without a vocabulary."""
 
 
 @typed
@@ -101,7 +100,7 @@ def describe(
             attends_to.update(filter(None, map(attended_piece, rows)))
         examples["+"] = rows if store.is_of_images else of_each_attended(rows)
     vocabulary, effects = _of_model(model, store, neuron, k, examples, effect_sentences) if model else ([], {})
-    if search_vectors and not model and neuron.site not in SILENT and store.count("tokens"):
+    if search_vectors and not model and neuron.site in WRITERS and store.count("tokens"):
         vocabulary = [store.vocabulary(neuron, k)]
     made_with, shown = store.made_with(), {polarity: rows[:k] for polarity, rows in examples.items()}
     projection, other = (*(replace(words, std=statistics.std) for words in vocabulary), None, None)[:2]
@@ -155,7 +154,7 @@ def _of_model(
     from icebear.actmax.writes import writes
     from icebear.concepts.vocabulary.projection import both_projections
 
-    vocabulary = [] if neuron.site in SILENT else both_projections(model, neuron, k)
+    vocabulary = both_projections(model, neuron, k) if neuron.site in WRITERS else []
     return vocabulary, writes(model, store, neuron, examples, effect_sentences) if effect_sentences else {}
 
 

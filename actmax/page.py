@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
 TICKS = 6
 """About as many numbers are on the axis of a histogram."""
+BEFORE = 24
+"""Tokens of an excerpt before the strongest one."""
+AFTER = 10
 ALIKE = 0.5
 """Effects of a smaller mean correlation change from sentence to sentence."""
 WRITES = "What the neuron writes at its maximally activating sentences"
@@ -243,10 +246,10 @@ def _distinct(tokens: Sequence[Promotion]) -> list[str]:
     return list(words.values())[:5]
 
 
-def excerpt(example: Example, before: int = 24, after: int = 10) -> Example:
-    """Return an example whose sentence has this many tokens before and after the strongest one."""
+def excerpt(example: Example) -> Example:
+    """Return an example whose sentence has `BEFORE` tokens before the strongest one, and `AFTER` after it."""
     tokens, peak = example.sentence.tokens, example.token
-    start, stop = max(0, peak - before), peak + after + 1
+    start, stop = max(0, peak - BEFORE), peak + AFTER + 1
     cut = (*(["…"] if start else []), *tokens[start:stop], *(["…"] if stop < len(tokens) else []))
     relevance = example.relevance and (
         *([0.0] if start else []),

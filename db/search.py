@@ -125,9 +125,9 @@ def by_image(store: Tables, vector: np.ndarray, k: int = 20) -> list[Hit]:
     return [hit(*row) for row in sides]
 
 
-def _largest_of_random_sets(rows: np.ndarray, query: np.ndarray, count: int, size: int, seed: int = 0) -> float:
+def _largest_of_random_sets(rows: np.ndarray, query: np.ndarray, count: int, size: int) -> float:
     """Return the largest cosine with a query (D,) of the means of random sets of rows (N, D)."""
-    generator, largest = np.random.default_rng(seed), 0.0
+    generator, largest = np.random.default_rng(0), 0.0
     for start in range(0, count, vectors.BLOCK):
         drawn = generator.integers(len(rows), size=(size, min(vectors.BLOCK, count - start)))
         means = vectors.unit(reduce(np.add, (rows[numbers] for numbers in drawn)))
@@ -204,11 +204,11 @@ def _by_sentences(store: Tables, query: str, text_vector: np.ndarray | None) -> 
     return store.vectors.z("examples", mean)
 
 
-def _largest_by_chance(store: Tables, text_vector: np.ndarray, sides: int, seed: int = 0) -> float:
+def _largest_by_chance(store: Tables, text_vector: np.ndarray, sides: int) -> float:
     """Return the largest z (`_by_sentences`) of as many random sets of sentences as there are sides."""
     query = vectors.unit(store.vectors.standardized(text_vector[None]))[0]
     similar = store.vectors.standardized(store.sentence_vectors()[1]) @ query
-    size, generator = int(store.facts.get("k")), np.random.default_rng(seed)
+    size, generator = int(store.facts.get("k")), np.random.default_rng(0)
     sums = sum(similar[generator.integers(len(similar), size=sides)] for _ in range(size))
     return float(np.max(sums)) / math.sqrt(size) / store.controls.get(DEVIATION)
 
@@ -252,10 +252,10 @@ def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str)
     return [Hit(names[other], p, cosine, (f"{why} ({cosine:.2f})",), by) for other, p, cosine in nearest]
 
 
-def measure_chance(store: Tables, seed: int = 0) -> None:
+def measure_chance(store: Tables) -> None:
     """Save the nulls of searches: for each comparison of neurons, the median and the largest cosine of random neurons
     to their nearest neighbor; the cosines of each row with random tokens or sentences; and the largest z of outputs."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     neurons = store.neurons.count_without_heads()
     drawn = generator.choice(neurons, min(CHANCE_NEURONS, neurons), replace=False)
     chance = {}
@@ -292,10 +292,10 @@ def kurtosis(logits: np.ndarray) -> np.ndarray:
     return (squares**2).mean(1) / np.maximum(squares.mean(1) ** 2, 1e-30)
 
 
-def random_rows(rows: np.ndarray, seed: int = 0) -> np.ndarray:
+def random_rows(rows: np.ndarray) -> np.ndarray:
     """Return random rows (`DIRECTIONS`, D) with the mean and covariance of rows (N, D) scaled to length 1."""
     rows = vectors.unit(rows)
-    normal = np.random.default_rng(seed).standard_normal((DIRECTIONS, len(rows)), dtype=np.float32)
+    normal = np.random.default_rng(0).standard_normal((DIRECTIONS, len(rows)), dtype=np.float32)
     return rows.mean(0) + normal @ (rows - rows.mean(0)) / math.sqrt(len(rows))
 
 

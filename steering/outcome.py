@@ -22,6 +22,7 @@ from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.dose import dose
 from icebear.steering.flipping.last_token import LastToken, values_by_step
+from icebear.steering.flipping.phrases import holds
 from icebear.steering.provenance import FlipRecord, Outcome
 from icebear.steering.random_edits import logits_under, random_edits, random_edits_text
 from icebear.steering.side_effects import HeldOutContexts
@@ -125,7 +126,7 @@ def _answered(model: Model, edits: Sequence[AnyEdit], tokens: list[int], rows: T
         is_logit = scores[0].probability is None
         before, after, *drawn = (score.logit if score.probability is None else score.probability for score in scores)
         number = f"{'the logit of ' if is_logit else 'P'}({scores[0].text!r})"
-        return RandomControl(plural(len(edits), "edit"), randomplural(len(edits), "edit"), number, before, after, tuple(drawn))
+        return RandomControl(plural(len(edits), "edit"), random_edits_text(edits), number, before, after, tuple(drawn))
 
     old, new = map(control, zip(*(model.token_scores(row, tokens) for row in rows), strict=True))
     sign = 1 if new.change > 0 else -1
@@ -169,7 +170,12 @@ def steer_concept(
     begun = prompt_line(prompt)
     before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*texts, *drawn]]))
     control = RandomControl(
-        plural(len(edits), "edit"), randomplural(len(edits), "edit"), f"{concept.name} in the text", before, after, tuple(random)
+        plural(len(edits), "edit"),
+        random_edits_text(edits),
+        f"{concept.name} in the text",
+        before,
+        after,
+        tuple(random),
     )
     suppress = bool(recipe.provenance.get("suppress"))
     outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (texts[0], texts[1]))
@@ -197,10 +203,15 @@ def _flip_outcome(
     logs = last.logits([values_by_step(model, row) for row in ([], edits, *draws)]).log_softmax(-1)  # (N, S, V)
     phrase = _phrase(record, logs)
     previous = logs[:, 0, record.before[0].id].exp().tolist()
-    _, reached, *others = _hold(record, logs)
+    _, reached, *others = holds(logs, record.phrase, record.top_k)
     new, old = (
         RandomControl(
-            plural(len(edits), "edit"), randomplural(len(edits), "edit"), f"P({text!r})", values[0], values[1], tuple(values[2:])
+            plural(len(edits), "edit"),
+            random_edits_text(edits),
+            f"P({text!r})",
+            values[0],
+            values[1],
+            tuple(values[2:]),
         )
         for text, values in ((record.text, phrase), (record.before[0].text, previous))
     )
@@ -218,13 +229,6 @@ def _flip_outcome(
 def _phrase(record: FlipRecord, logs: Tensor) -> list[float]:
     """Return the probability of a flip's phrase in each row of logs (N, S, V)."""
     return logs[:, range(logs.shape[1]), record.phrase].sum(1).exp().tolist()
-
-
-def _hold(record: FlipRecord, logs: Tensor) -> list[bool]:
-    """Return for each row of logs (N, S, V) whether the flip holds there, as `flip_holds`."""
-    best = logs.topk(record.top_k or 1).indices  # (N, S, K)
-    inside = (best == torch.tensor(record.phrase)[:, None]).any(-1).all(-1)  # (N,)
-    return (inside if record.top_k is None else ~inside).tolist()
 
 
 def _with_side_effects(

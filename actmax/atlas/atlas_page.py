@@ -30,15 +30,15 @@ def atlas_page(store: Store, atlas: Atlas, comparison: IndexComparison | None = 
         "icebear.actmax.atlas/atlas.html",
         title=f"Atlas of {atlas.made_with['model']['name']}",
         app=False,
-        style=part("atlas.css"),
-        script=part("atlas.js"),
+        style=asset("atlas.css"),
+        script=asset("atlas.js"),
         data=Markup(safe_json(data)),
         sample=store.documents_phrase,
         made_with=made_with_line(atlas.made_with),
     )
 
 
-def part(name: str, **values: bool) -> Markup:
+def asset(name: str, **values: bool) -> Markup:
     """Return a file that the page and the app's view share."""
     return Markup(environment().get_template(f"icebear.actmax.atlas/{name}").render(**values))
 

@@ -138,10 +138,10 @@ def example_vectors(store: Store, width: int = 0) -> Iterator[np.ndarray]:
         yield F.embedding_bag(inside, weight, bounds[:-1] - bounds[0], mode="mean").numpy()
 
 
-def set_example_null(store: Store, norms: np.ndarray, seed: int = 0) -> None:
+def set_example_null(store: Store, norms: np.ndarray) -> None:
     """Save the null of the index `examples` by an encoder. norms: of its rows, see `VectorFiles.save`."""
     rows = store.vectors.standardized(store.sentence_vectors()[1])
-    drawn = np.random.default_rng(seed).permutation(rows)[:NULL_VECTORS]
+    drawn = np.random.default_rng(0).permutation(rows)[:NULL_VECTORS]
     deviation = float((rows @ vectors.unit(drawn).T).std()) if len(rows) else 1.0
     store.vectors.set_example_null(norms, store.example_tables.totals(len(norms)), deviation)
     store.controls.set({DEVIATION: deviation})

@@ -11,6 +11,7 @@ from icebear.records import AutomaticLabel
 
 THRESHOLDS = {"token": 0.85, "sentence": 0.70, "pattern": 0.85}
 """The AUROC that a significant label has at least, by unit."""
+RATE = 0.05
 NOT_SCORED = "not labeled yet"
 NONE_PASSED = "no label passed"
 HELD_OUT_GROUPS = {
@@ -40,11 +41,11 @@ def auroc_at(unit: str, at_margin: float) -> float:
     return 0.5 + at_margin * (THRESHOLDS[unit] - 0.5)
 
 
-def benjamini_hochberg(p: Sequence[float], rate: float = 0.05) -> list[bool]:
-    """Return which hypotheses are rejected at this false discovery rate (Benjamini & Hochberg 1995)."""
+def benjamini_hochberg(p: Sequence[float]) -> list[bool]:
+    """Return which hypotheses are rejected at the false discovery rate `RATE` (Benjamini & Hochberg 1995)."""
     values = np.array(p, dtype=float)
     ranked = np.sort(values)
-    under = ranked[ranked <= rate * np.arange(1, len(values) + 1) / max(len(values), 1)]
+    under = ranked[ranked <= RATE * np.arange(1, len(values) + 1) / max(len(values), 1)]
     return (values <= under.max(initial=-1)).tolist()
 
 

@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit import runtime
 
 from icebear.actmax.atlas.atlas import atlas
-from icebear.actmax.atlas.atlas_page import part
+from icebear.actmax.atlas.atlas_page import asset
 from icebear.actmax.atlas.saved_map import map_path, save_map, saved_drawing
 from icebear.actmax.searching import search
 from icebear.app.web.shared import header, links, markdown, question, served
@@ -33,7 +33,7 @@ RANKED_NEURONS = 1000
 """Neurons at a token, of all sites, among which these are."""
 SCRIPT = files("icebear.app.web").joinpath("atlas.js").read_text(encoding="utf-8")
 picture = st.components.v2.component(
-    "icebear_atlas", html=part("map.html", app=True), css=part("atlas.css"), js=str(part("atlas.js")) + SCRIPT
+    "icebear_atlas", html=asset("map.html", app=True), css=asset("atlas.css"), js=str(asset("atlas.js")) + SCRIPT
 )
 
 

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from icebear.actmax import page
 from icebear.actmax.card import Card
-from icebear.actmax.describe import SILENT, describe
+from icebear.actmax.describe import describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.more_examples import READ_AT_ONCE, MoreExamples, more_examples
@@ -38,7 +38,7 @@ from icebear.db.store import Store, open_store
 from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError, StoreError
 from icebear.models.model import Model
-from icebear.records import FEW_WORDS, HISTOGRAM_EDGES, Example, Neuron, NeuronStatistics, Projection, Writes
+from icebear.records import FEW_WORDS, HISTOGRAM_EDGES, WRITERS, Example, Neuron, NeuronStatistics, Projection, Writes
 from icebear.render import NEGATIVE, POSITIVE, heatmap, hexadecimal
 from icebear.steering.concept.reading import counts, see_each
 
@@ -91,7 +91,7 @@ def check(opened: Store, neuron: Neuron) -> None:
 def words(opened: Store, neuron: Neuron, k: int) -> Projection | None:
     """Return the vocabulary of a neuron in an index, if it can say what the neuron writes: as measured in its layer, or
     else in late layers; and if its words stand out."""
-    if neuron.site in SILENT:
+    if neuron.site not in WRITERS:
         return None
     ceilings = opened.facts.find("ceilings")
     ceiling = ceilings[neuron.layer] if ceilings and neuron.site == "ffn" else None
@@ -106,7 +106,7 @@ def _vocabulary(neuron: Neuron, polarity: str) -> None:
     """Show the part of a card that needs no index."""
     model = jobs.model()
     model.check(neuron)
-    if neuron.site not in SILENT:
+    if neuron.site in WRITERS:
         _styled(page.projections_html(both_projections(model, neuron, EXAMPLES), polarity))
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from icebear.actmax import page
 from icebear.actmax.crops import crops_of
-from icebear.actmax.describe import LARGE, SILENT
+from icebear.actmax.describe import LARGE
 from icebear.actmax.searching import headings, search, search_image
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.app.web import neuron_card
@@ -23,7 +23,7 @@ from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words, padded, words_of
 from icebear.errors import InputError
 from icebear.models.image_examples import ENDINGS
-from icebear.records import Example, Hit, Neuron
+from icebear.records import WRITERS, Example, Hit, Neuron
 
 HITS = 50
 """The results of a search."""
@@ -185,7 +185,7 @@ def _content(path: str, changed: int, name: str, side: str, text: str = "") -> s
 
     with open_store(path) as opened:
         projection = None
-        if neuron.site not in SILENT and opened.vectors.size() < LARGE:
+        if neuron.site in WRITERS and opened.vectors.size() < LARGE:
             worded = neuron_card.words(opened, neuron, 15)
             projection = worded and worded.at(side)
         order = (side, "-" if side == "+" else "+")
