@@ -95,7 +95,7 @@ def _steered(
     if prompt_tokens is not None:
         prompt_tokens = check_int(prompt_tokens, "The number of the prompt's tokens")
     rows = None if rows is None else [check_int(row, "A row of the batch", 0) for row in several(rows)]
-    wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
+    wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits, model.name)]
     of_neurons, of_vectors = _checked(model, wanted)
     swapped = _swapped_values(model, of_neurons)
     tracker = _Edited(model, prompt_tokens, rows)

@@ -84,7 +84,7 @@ def random_edit_control(
     if isinstance(edits, Recipe):
         edits.check(model)
     draws, seed = check_int(draws, "The number of draws"), seed_of(seed)
-    wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
+    wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits, model.name)]
     named = (likelier_form(model, prompt, token, position) for token in (target, contrast))
     ids = [None if token is None else model.answer_id(token, after=prompt) for token in named]
     rows = [[], wanted, *random_edits(model, wanted, draws, seed)]

@@ -13,7 +13,6 @@ from icebear.app.cli.options import ModelOptions, named
 from icebear.app.cli.progress import waiting
 from icebear.errors import DownloadError, StoreError
 from icebear.paths import local
-from icebear.points import check_model
 from icebear.records import AutomaticLabel, Neuron
 
 STORE_IF_ANY = "icebear.db, if any"
@@ -148,15 +147,12 @@ def significant_labels(store: icebear.Store | None, pairs: Iterable[tuple[Neuron
 
 
 def neurons_named(
-    store: icebear.Store, names: Sequence[str], prompt: str | None, top: int, loading: ModelOptions
+    store: icebear.Store, neurons: Sequence[Neuron], prompt: str | None, top: int, loading: ModelOptions
 ) -> tuple[icebear.Model, list[Neuron]]:
-    """Return the loaded model and the neurons of these names, or else the most relevant ones after a prompt.
+    """Return the loaded model and these neurons, or else the most relevant ones after a prompt.
 
     Raises `StoreError`, before the model is loaded, for a neuron that the store does not have.
     """
-    for name in names:
-        check_model(name, loading.model)
-    neurons = [Neuron.parse(name) for name in names]
     for neuron in neurons:
         if neuron.site != "head":
             store.neurons.statistics(neuron)
@@ -164,4 +160,4 @@ def neurons_named(
     if prompt:
         sites = [site for site in store.facts.get("sites") if site != "head"]
         neurons = [row.neuron for row in icebear.attribute(model, prompt, sites=sites).top(top)]
-    return model, neurons
+    return model, list(neurons)

@@ -450,7 +450,8 @@ class Tools:
     ) -> Answer:
         """Generate with edited neurons (set, scaled, added to, swapped) and without. The control makes the same edits
         to random neurons of the same layers; the side effects are changes in unrelated texts."""
-        model, text_or_chat, parsed = self.session.model, _as_prompt(prompt, chat), parse_edits(edits)
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
+        parsed = parse_edits(edits, model.name)
         steps = RANDOM_DRAWS + 2 * max_new_tokens
         with self.session.store() as store:
             statistic = store.neurons.statistic if store else None

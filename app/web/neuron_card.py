@@ -55,7 +55,7 @@ SIDES = {"+": "positive activation (+)", "-": "negative activation (-)"}
 
 def show(name: str) -> None:
     """Show the card of a neuron, or what the model alone says about it."""
-    neuron = Neuron.parse(name)
+    neuron = Neuron.parse(name, served.model_name())
     markdown.to_top(neuron)  # else the scroll of the search would stay
     st.markdown(f"## {neuron}")
     polarity = "+" if neuron.site == "head" else _polarity()

@@ -53,7 +53,7 @@ def neuronpedia(options: Neuronpedia) -> None:
     """
     from icebear.actmax.neuronpedia_export import estimated_size, export_dashboards, neurons_of
 
-    named = [Neuron.parse(name) for name in options.neurons] or None
+    named = [Neuron.parse(name, options.model.model) for name in options.neurons] or None
     path = store_or_shipped(options.store, options.model.load, options.model.model)
     with icebear.open_store(path) as store:
         neurons = neurons_of(store, named)

@@ -12,7 +12,6 @@ from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named, store_or_shipped
 from icebear.errors import need
-from icebear.points import check_model
 from icebear.records import POLARITIES, AutomaticLabel, Neuron
 
 
@@ -56,7 +55,7 @@ def label(options: Options) -> None:
     if options.auto:
         if options.score or bool(options.words) + bool(options.prompt) + options.all != 1:
             raise click.UsageError("With --auto, give exactly one of NEURONS, --prompt and --all, and no --score.")
-        return _automatic(_with_store(options, options.model.model))
+        return _automatic(options)
     if len(options.words) != 2 or options.prompt or options.all:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
     if options.claim and not (options.score and options.words[1].strip()):
@@ -64,9 +63,7 @@ def label(options: Options) -> None:
     from icebear.app.cli.tables.cards import own_label_table
 
     name = options.model.model if options.score or named("model") else None
-    if name:
-        check_model(options.words[0], name)
-    neuron, text = Neuron.parse(options.words[0]), options.words[1]
+    neuron, text = Neuron.parse(options.words[0], name), options.words[1]
     options = _with_store(options, name)
     with icebear.open_store(options.store) as store:
         store.neurons.statistics(neuron)
@@ -96,8 +93,10 @@ def _automatic(options: Options) -> None:
     from icebear.app.cli.tables.cards import labels_table
 
     need("index")
+    neurons = [Neuron.parse(name, options.model.model) for name in options.words]
+    options = _with_store(options, options.model.model)
     with icebear.open_store(options.store) as store:
-        model, neurons = neurons_named(store, options.words, options.prompt, options.top, options.model)
+        model, neurons = neurons_named(store, neurons, options.prompt, options.top, options.model)
         neurons = neurons or store.neurons.all_with_heads()
         from icebear.actmax.labels.auto import label_neurons
 
@@ -122,9 +121,10 @@ def _written(options: Options) -> None:
     if options.score or options.all or options.claim or bool(options.words) == bool(options.prompt):
         raise click.UsageError("With --writer, give NEURONS or --prompt, and no --score, --all or --claim.")
     need("index")
+    neurons = [Neuron.parse(name, options.model.model) for name in options.words]
     writer, options = Writer.at(str(options.writer), options.writer_model), _with_store(options, options.model.model)
     with icebear.open_store(options.store) as store:
-        model, neurons = neurons_named(store, options.words, options.prompt, options.top, options.model)
+        model, neurons = neurons_named(store, neurons, options.prompt, options.top, options.model)
         count = calls_left(store, neurons, writer)
         click.echo(f"{count} calls to {writer}; what was answered before is not asked again.", err=True)
         with bar("descriptions and sentences") as move:

@@ -81,7 +81,7 @@ def neuron(options: Options) -> None:
     exactly_one({"a NEURON": options.neuron, "--significant": options.significant or None})
     if options.neuron is None:
         return _significant(options)
-    wanted = Neuron.parse(options.neuron)
+    wanted = Neuron.parse(options.neuron, options.model.model)
     if options.lens_file:
         return _through_lens_file(wanted, options.lens_file, options)
     if options.base_model is None:

@@ -93,7 +93,7 @@ def _edits() -> list[Edit]:
     lines = st.container(gap="xxsmall")
     written = links.bound(st.text_area, "Edits, one a line", "edits", height=120, placeholder="L29.ffn.860=-20")
     st.caption(SYNTAX)
-    edits = parse_edits(line for line in written.splitlines() if line.strip())
+    edits = parse_edits((line for line in written.splitlines() if line.strip()), served.model_name())
     with lines:
         if edits:
             st.markdown(f"## {plural(len(edits), 'edit')}")
