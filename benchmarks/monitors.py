@@ -48,11 +48,11 @@ def detectors(model: Model, texts: monitor_texts.TextSet) -> tuple[list[tuple[st
     seen = read(model, rows, neurons_of(model, ("ffn", "attn")))
     choice = fitted(seen, positive, part, 20, 0)
     rank = np.flatnonzero(part == 0)
-    x, centre, spread = standardized(seen.means, positive, rank)
+    x, center, spread = standardized(seen.means, positive, rank)
     excluded = universal(seen.means[rank[~positive[rank]]]) | (spread == 0)
     order, weights = ranked(x[rank], positive[rank], excluded)
     of = [("own choice", choice.parts)]
-    of += [(f"{size} neurons", parts_of(seen, order[:size], weights[order[:size]], centre, spread)) for size in SIZES]
+    of += [(f"{size} neurons", parts_of(seen, order[:size], weights[order[:size]], center, spread)) for size in SIZES]
     of += [(f"residual stream, {vector.fit}", vector) for vector in choice.vectors]
     of += [
         (control.name, control.parts) for control in fitted_controls(seen, positive, part, choice, 0) if control.parts

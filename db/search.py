@@ -52,7 +52,7 @@ NO_NEURON = (
 NOTABLE = 2.0
 """The similarity of sentences is a reason that is named from this z on."""
 
-Neighbours = list[tuple[int, str, float]]
+Neighbors = list[tuple[int, str, float]]
 
 
 @reads
@@ -238,9 +238,7 @@ def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str)
     index = store.vectors.get(NEAR[by])
     if by == "examples":
         query = index.reconstruct(2 * identity + (sign < 0))
-        nearest: Neighbours = [
-            (i // 2, POLARITIES[i % 2], cosine) for i, cosine in vectors.nearest(index, query, k + 2)
-        ]
+        nearest: Neighbors = [(i // 2, POLARITIES[i % 2], cosine) for i, cosine in vectors.nearest(index, query, k + 2)]
     elif by == "reads" and store.facts.all().get("gated", True):
         nearest = [(i, "", cosine) for i, cosine in vectors.nearest(index, index.reconstruct(identity), k + 2)]
     else:
@@ -369,7 +367,7 @@ def _logits(tokens: Any, rows: np.ndarray) -> np.ndarray:
     return logits
 
 
-def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbours:
+def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbors:
     """Return the k rows with the largest cosine to the query (polarity +) or to its negative (polarity -)."""
     both = [
         (cosine, identity, polarity)

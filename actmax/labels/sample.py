@@ -31,7 +31,7 @@ SHORTEST = 4
 """A sentence of a sample has more counted tokens than this."""
 SENTENCES_PER_PASS = 32
 TOPICS = 48
-LEARNT = 20_000
+TOPIC_SENTENCES = 20_000
 """The largest number of sentences to cluster."""
 TOPIC_WORDS = 4
 DISTINCT = 1.96
@@ -176,10 +176,12 @@ def _topics(store: Store) -> dict[str, Any]:
     """Return the words and the unit vector (K, D) of each topic."""
     import faiss
 
-    sentences = [s for s in store.sentences.starting_at(0) if split_of(s.title) == "train"][:LEARNT]
+    sentences = [s for s in store.sentences.starting_at(0) if split_of(s.title) == "train"][:TOPIC_SENTENCES]
     rows = unit_vectors(store, [sentence.id for sentence in sentences])
     count = max(1, min(TOPICS, len(rows) // 40))
-    learner = faiss.Kmeans(rows.shape[1], count, niter=25, seed=1, spherical=True, max_points_per_centroid=LEARNT)
+    learner = faiss.Kmeans(
+        rows.shape[1], count, niter=25, seed=1, spherical=True, max_points_per_centroid=TOPIC_SENTENCES
+    )
     learner.train(rows)
     centers = np.array(learner.centroids)
     nearest = (rows @ centers.T).argmax(1)

@@ -170,13 +170,13 @@ def score(label: Label, by: str, fired: TopActivations, row: int) -> float:
     return float(label_aurocs([label], by, fired.at(slice(row, row + 1)))[0, 0])
 
 
-def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations, row: int, by: str) -> float:
+def token_mean_baseline(learned: Sequence[TopActivations], fired: TopActivations, row: int, by: str) -> float:
     """Return the AUROC of a table of the mean activation of each token (the upper baseline).
 
-    learnt: the samples that the table is made from. by: the unit.
+    learned: the samples that the table is made from. by: the unit.
     """
-    tokens = np.concatenate([part.sample.token[part.sample.counted] for part in learnt])
-    values = np.concatenate([part.values[row] for part in learnt])
+    tokens = np.concatenate([part.sample.token[part.sample.counted] for part in learned])
+    values = np.concatenate([part.values[row] for part in learned])
     sample, size = fired.sample, len(fired.sample.codes)
     sums, counts = np.bincount(tokens, values, size), np.bincount(tokens, minlength=size)
     means = (sums + SMOOTHING * values.mean()) / (counts + SMOOTHING)  # by token

@@ -186,11 +186,11 @@ def fitted_controls(
         labels[rows] = draw.permutation(labels[rows])
     shuffled = fitted(seen, labels, split, len(chosen.parts), seed)
     train, by_layer = np.flatnonzero(split == 0), by_site_layer(seen.neurons)
-    x, centre, spread = standardized(seen.means, positive, train)
+    x, center, spread = standardized(seen.means, positive, train)
     weights, safe = separation(x[train], positive[train]), np.where(spread > 0, spread, 1)
     layers = [by_layer[chosen_part.neuron.site, chosen_part.neuron.layer] for chosen_part in chosen.parts]
     sets = [np.array([draw.choice(columns) for columns in layers]) for _ in range(RANDOM_SETS)]
-    random = [parts_of(seen, columns, weights[columns], centre, safe) for columns in sets]
+    random = [parts_of(seen, columns, weights[columns], center, safe) for columns in sets]
     return ControlDetector(SHUFFLED, shuffled.parts, shuffled.vectors), *(
         ControlDetector(RANDOM, row) for row in random
     )
@@ -209,13 +209,13 @@ def fitted(seen: Read, positive: np.ndarray, split: np.ndarray, max_neurons: int
     """Fit detectors to texts. positive: which texts (S,) have the concept. split: as of `prepared`."""
     train, validation, test = (np.flatnonzero(split == number) for number in range(3))
     without = train[~positive[train]]
-    x, centre, spread = standardized(seen.means, positive, train)
+    x, center, spread = standardized(seen.means, positive, train)
     everywhere = universal(seen.means[without])
     order, weights = ranked(x[train], positive[train], everywhere | (spread == 0))
     examples = [(x[rows], positive[rows]) for rows in (train, validation)]
     chosen, tried = choose(order, weights, *examples, max_neurons, seed)
     scale = float(chosen.values(x[without]).std()) or 1.0
-    parts = parts_of(seen, chosen.columns, chosen.weights / scale, centre, spread)
+    parts = parts_of(seen, chosen.columns, chosen.weights / scale, center, spread)
     values, is_example = chosen.values(x[test]), positive[test]
     score, means = auroc(values, is_example), [float(values[kind].mean()) / scale for kind in (is_example, ~is_example)]
     tested_on = [int(is_example.sum()), int((~is_example).sum())]
@@ -240,9 +240,9 @@ def standardized(
     """Return activations (S, N) standardized over the training texts without the concept, and their means and
     standard deviations (N,). train: the rows of the training texts."""
     without = train[~positive[train]]
-    centre, spread = means[without].mean(0), means[without].std(0)
+    center, spread = means[without].mean(0), means[without].std(0)
     spread = np.where(spread > 0, spread, means[train].std(0))  # of a neuron that is active with the concept only
-    return (means - centre) / np.where(spread > 0, spread, 1), centre, spread
+    return (means - center) / np.where(spread > 0, spread, 1), center, spread
 
 
 def vectors_of(stream: np.ndarray, positive: np.ndarray, split: np.ndarray) -> tuple[ConceptVector, ...]:
@@ -275,12 +275,12 @@ def logistic(x: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 
 def parts_of(
-    seen: Read, columns: np.ndarray, weights: np.ndarray, centre: np.ndarray, spread: np.ndarray
+    seen: Read, columns: np.ndarray, weights: np.ndarray, center: np.ndarray, spread: np.ndarray
 ) -> tuple[ConceptNeuron, ...]:
-    """Return the neurons of these columns with their weights, the largest first; centre and spread (N,)."""
+    """Return the neurons of these columns with their weights, the largest first; center and spread (N,)."""
     parts = []
     for column, weight in zip(columns.tolist(), weights.tolist(), strict=True):
         polarity, end = ("+", seen.high) if weight > 0 else ("-", seen.low)
-        numbers = (abs(weight), float(centre[column]), float(spread[column]), float(end[column]))
+        numbers = (abs(weight), float(center[column]), float(spread[column]), float(end[column]))
         parts.append(ConceptNeuron(seen.neurons[column], polarity, *numbers))
     return tuple(sorted(parts, key=lambda part: -part.weight))
