@@ -32,8 +32,9 @@ from icebear.actmax.labels.auto import NEURONS_PER_BATCH, control_name, label_ne
 from icebear.actmax.labels.choice import score_parts
 from icebear.actmax.labels.descriptions import score_label
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.nulls import Nulls, sides, true_share
+from icebear.actmax.labels.nulls import RandomNeuronNulls
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations, split_of
+from icebear.actmax.labels.sides import sides, true_share
 from icebear.actmax.labels.significance import THRESHOLDS, benjamini_hochberg, most_significant
 from icebear.actmax.labels.strongest import StrongestSentences
 from icebear.app.cli.main import main
@@ -231,7 +232,7 @@ def test_chance_is_seldom_called_clear(indexed):
         read_of = {part: read_activations(model, x, neurons) for part, x in parts.items()}
         clear = {"shifted": 0, "other": 0}
         both = sides(parts, neurons, read_of)
-        moved, known = both.shifted("another seed"), Nulls(known)
+        moved, known = both.shifted("another seed"), RandomNeuronNulls(known)
         for row, (shifted, own) in enumerate(zip(moved.choose(), both.choose(), strict=True)):
             clear["shifted"] += bool(moved.active[row]) and known.is_significant(shifted, 0)
             for other in known.others(own, 0, true_share(own.label, both))[:1]:

@@ -9,9 +9,10 @@ import numpy as np
 
 from icebear.actmax.labels.choice import Chosen
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.nulls import Null, Nulls, Sides, null_draws, random_neurons, sides, true_share
+from icebear.actmax.labels.nulls import LabelNull, RandomNeuronNulls, null_draws, random_neurons
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations, topics_name
 from icebear.actmax.labels.scores import TopActivations, score, token_mean_baseline
+from icebear.actmax.labels.sides import Sides, sides, true_share
 from icebear.actmax.labels.strongest import StrongestSentences
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
@@ -65,7 +66,7 @@ def measure_activations(
     neurons: Sequence[Neuron],
     advance: Callable[[int], None] = lambda sentences: None,
     seed: int = 0,
-) -> tuple[dict[str, np.ndarray], Nulls]:
+) -> tuple[dict[str, np.ndarray], RandomNeuronNulls]:
     """Return the activations (P, N) in each part, and the nulls, which the first call measures in the same passes."""
     heads = neurons[0].site == "head"
     name = control_name(store, seed, heads)
@@ -77,7 +78,7 @@ def measure_activations(
         store.controls.set({name: null_draws(sides(parts, others, of_others), seed)})
         known = store.controls.get(name)
         values = {part: x[: len(neurons)] for part, x in values.items()}
-    return values, Nulls(known)
+    return values, RandomNeuronNulls(known)
 
 
 def control_name(store: Store, seed: int = 0, heads: bool = False) -> str:
@@ -88,7 +89,7 @@ def control_name(store: Store, seed: int = 0, heads: bool = False) -> str:
 # --- scores of a label ---------------------------------------------------------------------------------------
 
 
-def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: Nulls) -> list[AutomaticLabel]:
+def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: RandomNeuronNulls) -> list[AutomaticLabel]:
     """Return the label that was chosen for each side, with its scores on the test part."""
     rows = enumerate(zip(batch.names, batch.active, chosen, strict=True))
     return [
@@ -97,7 +98,7 @@ def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: Nulls) -> list[Au
     ]
 
 
-def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: Null) -> AutomaticLabel:
+def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: LabelNull) -> AutomaticLabel:
     """Return the label of a side with its scores, controls, and, if it passes, sentences of the test part."""
     (neuron, polarity), fired = batch.names[row], batch.fired
     test, label, by = fired["test"], chosen.label, chosen.by

@@ -18,8 +18,9 @@ from icebear.actmax.index.encoder import encoder_of
 from icebear.actmax.labels.auto import meaning_of, meanings_of, measure_activations
 from icebear.actmax.labels.choice import Chosen, choose_labels, score_parts
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.nulls import Sides, random_neurons, sides
+from icebear.actmax.labels.nulls import random_neurons
 from icebear.actmax.labels.sample import prepare_samples, read_activations, split_of
+from icebear.actmax.labels.sides import Sides, sides
 from icebear.actmax.labels.significance import auroc_at, margin
 from icebear.actmax.labels.writer import Writer
 from icebear.db.store import Store
@@ -38,19 +39,19 @@ BY = "sentence"
 
 @dataclass(frozen=True)
 class OtherDescriptions:
-    """The margins of descriptions of other neurons for one side; see `icebear.actmax.labels.nulls.Nulls`."""
+    """The margins of descriptions of other neurons for one side: a `LabelNull`."""
 
     labels: Sequence[Label]
     margins: np.ndarray
 
-    def quantiles(self, layer: int) -> dict[str, float]:
+    def percentiles_95(self, layer: int) -> dict[str, float]:
         return {"other_neuron": float(np.quantile(self.margins, 0.95))} if len(self.margins) else {}
 
     def thresholds(self, by: str, layer: int) -> dict[str, float]:
-        return {name: auroc_at(by, top) for name, top in self.quantiles(layer).items()}
+        return {name: auroc_at(by, top) for name, top in self.percentiles_95(layer).items()}
 
     def is_significant(self, chosen: Chosen, layer: int) -> bool:
-        by_chance = self.quantiles(layer).values()  # without other descriptions, nothing passes
+        by_chance = self.percentiles_95(layer).values()  # without other descriptions, nothing passes
         return chosen.margin >= 1 and bool(by_chance) and chosen.margin > max(by_chance)
 
     def p_value(self, chosen: Chosen, layer: int) -> float:

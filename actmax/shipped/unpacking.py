@@ -16,7 +16,7 @@ from icebear.actmax.atlas.layer_meanings import LayerMeanings
 from icebear.actmax.atlas.neighbor_map import PAGE_STEPS
 from icebear.actmax.labels.auto import control_name
 from icebear.actmax.labels.kinds import Label, LabelKind
-from icebear.actmax.labels.nulls import Nulls
+from icebear.actmax.labels.nulls import RandomNeuronNulls
 from icebear.actmax.labels.sample import topics_name
 from icebear.actmax.labels.significance import THRESHOLDS
 from icebear.convert import CONVERTER
@@ -70,7 +70,7 @@ def add_labels(store: Store, arrays: Arrays, about: dict[str, Any]) -> None:
 def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]) -> Iterator[AutomaticLabel]:
     """Yield the automatic labels of neurons, in order of id. about: the topics, the tokens of patterns, the numbers of
     sentences, and the nulls of neurons and perhaps of heads."""
-    nulls = [Nulls(known) for known in about["nulls"]]
+    nulls = [RandomNeuronNulls(known) for known in about["nulls"]]
     kinds, units, significant = (arrays[f"label_{name}"] for name in ("kinds", "units", "significant"))
     items, numbers = iter(arrays["label_items"].tolist()), iter(from_steps(arrays["label_numbers"]).tolist())
     scores, strongest = iter(from_steps(arrays["label_scores"]).tolist()), iter(arrays["label_strongest"].tolist())
@@ -97,7 +97,9 @@ def _items(codes: Iterator[int], kind: int, about: dict[str, Any]) -> tuple[str,
     return tuple(about["tokens"][next(codes)] for _ in range(next(codes)))
 
 
-def _record(label: Label, by: str, score: float, row: dict[str, float], nulls: Nulls, layer: int) -> dict[str, Any]:
+def _record(
+    label: Label, by: str, score: float, row: dict[str, float], nulls: RandomNeuronNulls, layer: int
+) -> dict[str, Any]:
     """Return `AutomaticLabel.record`, without examples."""
     return {
         "label": CONVERTER.unstructure(label),
