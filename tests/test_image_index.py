@@ -42,7 +42,7 @@ from icebear.actmax.index import build as index
 from icebear.actmax.index.activation_statistics import BIN_EDGES
 from icebear.actmax.index.annotation import attribute_neurons
 from icebear.actmax.index.parts import merge_parts, scan_part
-from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
+from icebear.actmax.index.scan import Settings, _hash, has_statistics, scan_shard
 from icebear.actmax.labels.sample import prepare_samples
 from icebear.actmax.reading import ImageReading
 from icebear.actmax.searching import search, search_image
@@ -201,7 +201,7 @@ def test_the_store_has_names_and_digests(photos, store):
 
 def test_statistics_are_of_patches_alone(vit, photos, store):
     """Means of all patches, histograms of one seeded patch of each image, both of the shards that sums include."""
-    images = [image for at, image in enumerate(read_images(photos).sentences()) if sums_up(at // 6, 0)]
+    images = [image for at, image in enumerate(read_images(photos).sentences()) if has_statistics(at // 6, 0)]
     assert 0 < len(images) < 22
     values = [attribute(vit, str(photos / i.text), sites=("ffn",), method=VIT).activation("ffn") for i in images]
     drawn = torch.stack([x[:, 1 + _hash(0, "token", i.id) % 16] for x, i in zip(values, images, strict=True)], 1)
