@@ -98,7 +98,7 @@ def _steered(
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits, model.name)]
     of_neurons, of_vectors = _checked(model, wanted)
     swapped = _swapped_values(model, of_neurons)
-    tracker = _Edited(model, prompt_tokens, rows)
+    tracker = _EditTracker(model, prompt_tokens, rows)
     tracker.acts_at_some_tokens = any(edit.where != "all" or edit.decay != 1 for edit in wanted)
     acts = tracker.acts
     by_site_layer: dict[tuple[str, int], list[Edit]] = {}
@@ -129,7 +129,7 @@ def _steered(
     _warn_of_idle(wanted if when is None else (), tracker)
 
 
-class _Edited(TokenTracker):
+class _EditTracker(TokenTracker):
     """Follows a model with edits."""
 
     acts_at_some_tokens = False

@@ -19,7 +19,7 @@ from icebear.steps import OnProgress, unwatched
 
 Reading = Callable[[list[int]], AbstractContextManager[None]]
 """Makes the hooks of a pass over the rows with these numbers."""
-See = Callable[[int, np.ndarray, np.ndarray], None]
+SeeRows = Callable[[int, np.ndarray, np.ndarray], None]
 
 TEXTS_PER_PASS = 16
 TEXT_TOKENS = 256
@@ -79,14 +79,14 @@ def read(
     return Read(tuple(neurons), means, low, high, np.array(streams))
 
 
-def see_each(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], see: See) -> None:
+def see_each(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], see: SeeRows) -> None:
     """Call `see(row, columns, values (T, n))` for each row of token ids and each layer's part of the neurons, with the
     activations at the tokens that count."""
     if neurons:
         run(model, rows, seeing(model, rows, neurons, see))
 
 
-def seeing(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], see: See) -> Reading:
+def seeing(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], see: SeeRows) -> Reading:
     """Return the hooks of `see_each`, for `run`."""
     columns = {layer: np.array(numbers) for layer, numbers in by_site_layer(neurons).items()}
     indices = {layer: torch.tensor([neurons[number].index for number in columns[layer]]) for layer in columns}
