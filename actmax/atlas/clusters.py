@@ -52,10 +52,10 @@ class Cluster:
         return ", ".join(self.words)
 
 
-RENAMED = {"tested_words": override(rename="strongest")}
-"""Saved maps have the earlier name."""
-CONVERTER.register_unstructure_hook(Cluster, make_dict_unstructure_fn(Cluster, CONVERTER, **RENAMED))
-CONVERTER.register_structure_hook(Cluster, make_dict_structure_fn(Cluster, CONVERTER, **RENAMED))
+SAVED_NAME = override(rename="strongest")
+"""The name of `Cluster.tested_words` in saved maps and in JSON."""
+CONVERTER.register_unstructure_hook(Cluster, make_dict_unstructure_fn(Cluster, CONVERTER, tested_words=SAVED_NAME))
+CONVERTER.register_structure_hook(Cluster, make_dict_structure_fn(Cluster, CONVERTER, tested_words=SAVED_NAME))
 
 
 def grouped(points: np.ndarray) -> np.ndarray:

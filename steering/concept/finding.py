@@ -212,8 +212,8 @@ def fitted(seen: Read, positive: np.ndarray, split: np.ndarray, max_neurons: int
     x, center, spread = standardized(seen.means, positive, train)
     everywhere = universal(seen.means[without])
     order, weights = ranked(x[train], positive[train], everywhere | (spread == 0))
-    examples = [(x[rows], positive[rows]) for rows in (train, validation)]
-    chosen, tried = choose(order, weights, *examples, max_neurons, seed)
+    ranked_on, chosen_on = ((x[rows], positive[rows]) for rows in (train, validation))
+    chosen, tried = choose(order, weights, ranked_on, chosen_on, max_neurons, seed)
     scale = float(chosen.values(x[without]).std()) or 1.0
     parts = parts_of(seen, chosen.columns, chosen.weights / scale, center, spread)
     values, is_example = chosen.values(x[test]), positive[test]
