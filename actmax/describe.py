@@ -104,23 +104,25 @@ def describe(
         vocabulary = [store.vocabulary(neuron, k)]
     made_with, shown = store.made_with(), {polarity: rows[:k] for polarity, rows in examples.items()}
     projection, other = (*(replace(words, std=statistics.std) for words in vocabulary), None, None)[:2]
+    label, label_scores = store.labels.manual(neuron)
     return Card(
         neuron,
         projection,
         other,
-        effects,
-        shown,
-        statistics,
-        meanings,
-        {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
-        *store.labels.manual(neuron),
-        not search_vectors,
-        {**made_with, "index": {**made_with["index"], "file": store.path.name}},
-        HeadAttention.of(store, neuron) if neuron.site == "head" else None,
-        dict(attends_to.most_common()),
-        _beside(beside, neuron, k) if beside else (),
-        _crops(model, store, shown, crop) if model and crop and store.is_of_images else {},
-        values.one_of(crop or "patch", "crop", CROPS),
+        writes=effects,
+        examples=shown,
+        statistics=statistics,
+        meanings=meanings,
+        held_out={polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
+        label=label,
+        label_scores=label_scores,
+        left_out=not search_vectors,
+        made_with={**made_with, "index": {**made_with["index"], "file": store.path.name}},
+        attention=HeadAttention.of(store, neuron) if neuron.site == "head" else None,
+        attends_to=dict(attends_to.most_common()),
+        beside=_beside(beside, neuron, k) if beside else (),
+        crops=_crops(model, store, shown, crop) if model and crop and store.is_of_images else {},
+        crop=values.one_of(crop or "patch", "crop", CROPS),
     )
 
 
