@@ -4,6 +4,7 @@ import pytest
 import torch
 from configurations import mixtures
 from conftest import IDS, Double, random_model
+from letters import Letters
 from pages import script
 from transformers import CONFIG_MAPPING
 
@@ -109,7 +110,7 @@ def test_a_choice_that_is_no_routers_is_refused_where_it_differs():
 
 def test_a_card_of_a_router_s_neuron_has_no_vocabulary(corpus, tmp_path):
     """A router writes nothing to the residual stream."""
-    model = random_model(mixtures()["qwen3_moe"])
+    model = Model(random_model(mixtures()["qwen3_moe"], dtype=torch.float32).net, Letters(), "letters")
     with open_store(tmp_path / "index.db", create=True) as store:
         build_index(model, corpus, store, k=4, sites=("router",))
         card = describe(store, "L0.router.1", model, effect_sentences=0)
