@@ -1,21 +1,57 @@
-"""`Card`: what a store and a model know about a neuron."""
+"""`Card`: what a store and a model know about a neuron, as a record and as HTML."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from icebear.actmax.head_attention import HeadAttention, attended_text, attended_token
-from icebear.actmax.page import STYLE, card_fragment
+from icebear.actmax.labels.significance import HELD_OUT_GROUPS, label_title, score_lines
+from icebear.actmax.page import (
+    STYLE,
+    Crop,
+    examples_html,
+    histogram_html,
+    images_html,
+    projections_html,
+    writes_verdict,
+)
 from icebear.convert import Tabled
-from icebear.records import FEW_WORDS, IMAGES, AutomaticLabel, Example, Neuron, NeuronStatistics, Projection, Writes
-from icebear.render import page
+from icebear.records import (
+    FEW_WORDS,
+    IMAGES,
+    POLARITIES,
+    AutomaticLabel,
+    Example,
+    Neuron,
+    NeuronStatistics,
+    Projection,
+    Writes,
+)
+from icebear.render import page, render
 from icebear.result_files import SavedResult
 
 if TYPE_CHECKING:
     import pandas
+
+
+WRITES = "What the neuron writes at its maximally activating sentences"
+HEAD_WRITES = "What the head writes in the sentences in which it writes most"
+HEAD_MARKS = "Underlined: the token where it writes; the number is the norm of what it writes there, less its mean."
+HEAD_SENTENCES = "Each sentence is the one in which it writes most, for one token that it attends to."
+HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
+CROPS = {
+    "patch": "Each crop shows the patch (outlined) with the patches around it.",
+    "relevance": "Each crop is the smallest square with half of the relevance of the activation (of a head: of its "
+    "attention). Patches with less are darker. Outlined: the patch.",
+}
+"""The kinds of crops of an index of images."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +62,6 @@ class ExamplesBeside:
     """What was read, such as "4,000 summaries, shipped with icebear"."""
     examples: dict[str, list[Example]]
     """polarity -> examples, largest first."""
-
-
-@dataclass(frozen=True)
-class Crop:
-    """A crop of an image (`icebear.actmax.crops`)."""
-
-    png: str
-    """A PNG file in base64; empty if there is none."""
-    about: str
-    """What share of the relevance it shows, or why there is no crop."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -221,3 +247,115 @@ def _row(example: Example) -> dict[str, Any]:
 def _head_row(example: Example) -> dict[str, Any]:
     row = _row(example)
     return {**row, "attention": row.pop("relevance"), "attends_to": attended_token(example)}
+
+
+def heading(card: Card, polarity: str) -> str:
+    """Return the heading of the examples at a polarity."""
+    what = IMAGES if card.is_of_images else "sentences"
+    if card.is_head:
+        return f"{what.capitalize()} in which it writes most"
+    return f"Strongest {'positive' if polarity == '+' else 'negative'} {what}"
+
+
+def card_fragment(card: Card) -> Markup:
+    """Return the card, for a page with `STYLE`."""
+    return render(
+        "icebear.actmax/card.html",
+        card=card,
+        statistics=statistics_line(card),
+        heading=heading,
+        marks=head_marks(card),
+        meaning=meaning_html,
+        examples=partial(examples_html, of_head=card.is_head),
+        images=partial(images_html, of_head=card.is_head),
+        histogram=histogram_html(card.statistics.histogram),
+        writes=writes_html(card),
+        vocabulary=projections_html(card.projections),
+    )
+
+
+def head_marks(card: Card) -> str:
+    """Return which sentences of a head are shown, and what the marks in them are; of images, what the crops are; empty
+    for a neuron of texts."""
+    if card.is_of_images:
+        return CROPS[card.crop]
+    attended = f"{attended_line(card)} {HEAD_MARKS} {HEAD_COLORS}" if card.attends_to else HEAD_MARKS
+    return attended if card.is_head else ""
+
+
+def attended_line(card: Card) -> str:
+    """Say which sentences of a head are shown, and which tokens it attends to in all of them."""
+    count = sum(card.attends_to.values())
+    often = ", ".join(f"{piece!r} in {times}" for piece, times in card.attends_to.items() if times > 1)
+    return f"{HEAD_SENTENCES} Among its {count} strongest sentences, it attends to {often or 'another token in each'}."
+
+
+def statistics_line(card: Card) -> str:
+    statistics = card.statistics
+    if card.is_head:
+        return (
+            f"norm of what it writes, less its mean: mean {statistics.mean:.3f}, std {statistics.std:.3f}, maximum "
+            f"{statistics.max:.2f}{token_count_note(card)}"
+        )
+    tokens = "patches" if card.is_of_images else "tokens"
+    return (
+        f"mean {statistics.mean:+.3f}, std {statistics.std:.3f}, positive on {statistics.positive:.0%} of "
+        f"the {tokens}{token_count_note(card)}; minimum {statistics.min:+.2f}, maximum {statistics.max:+.2f}"
+    )
+
+
+def token_count_note(card: Card) -> str:
+    """Return the number of tokens that means are taken over, if it is not all, and which index the card is from."""
+    index = card.made_with["index"]
+    averaged, every = index.get("statistics_tokens"), index.get("tokens")
+    notes = [] if averaged in (None, every) else [f"of {averaged:,} tokens"]
+    notes += [f"from {card.index_name}"] if card.index_name else []
+    return f" ({', '.join(notes)})" if notes else ""
+
+
+def meaning_html(card: Card, polarity: str) -> Markup:
+    """Return the label with its score, and on a click its test and held-out sentences."""
+    label = card.meanings.get(polarity)
+    held_out = card.held_out[polarity] if label and label.significant else {}
+    return render(
+        "icebear.actmax/meaning.html",
+        title=label_title(label),
+        lines=score_lines(label) if label else [],
+        held_out=[(HELD_OUT_GROUPS[name], examples_html(rows)) for name, rows in held_out.items()],
+    )
+
+
+def writes_title(card: Card) -> str:
+    return HEAD_WRITES if card.is_head else WRITES
+
+
+def writes_about(card: Card) -> str:
+    """Return what the words and numbers of `Card.writes` are; there are some."""
+    effects = next(iter(card.writes.values()))
+    if card.is_head:
+        return (
+            f"Effects on the likely next words are measured in each of the first {len(effects.places)} sentences. An "
+            "effect compares what the head writes with its mean on the calibration texts. A sentence has words only if "
+            "the effect is larger than at every one of as many random tokens; their mean has words only if the effects "
+            "are more alike than at random tokens (alike, random: mean correlation of two effects)."
+        )
+    return (
+        f"Effects on the likely next words are measured in each of the first {len(effects.places)} sentences, and "
+        f"averaged. An effect compares the neuron's activation with its average activation ({effects.average:+.2f}). "
+        "alike: correlation between the effects in two of these sentences, averaged over all pairs. random: the same "
+        "average over pairs of random sentences."
+    )
+
+
+def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:
+    """Return what the neuron writes at its sentences, by polarity; nothing if that is not measured."""
+    about = writes_about(card) if card.writes else ""
+    measured_at = {polarity: card.writes[polarity] for polarity in polarities if polarity in card.writes}
+    return render(
+        "icebear.actmax/writes.html",
+        title=writes_title(card),
+        writes=measured_at,
+        of_head=card.is_head,
+        verdict=writes_verdict,
+        about=about,
+    )

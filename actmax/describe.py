@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from icebear import values
-from icebear.actmax.card import Card, Crop, ExamplesBeside
+from icebear.actmax.card import CROPS, Card, ExamplesBeside
 from icebear.actmax.head_attention import HeadAttention, attended_piece, of_each_attended
-from icebear.actmax.page import CROPS
+from icebear.actmax.page import Crop
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.db.store import Store
 from icebear.errors import StoreError

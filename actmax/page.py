@@ -1,24 +1,20 @@
-"""The HTML of a card, and of its parts for other pages."""
+"""The parts of a card as HTML, also for other pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from itertools import pairwise, zip_longest
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from icebear.actmax.head_attention import attended_text, attended_token
-from icebear.actmax.labels.significance import HELD_OUT_GROUPS, label_title, score_lines
 from icebear.concepts.results.effect_words import BY_LENS, effect_text
 from icebear.records import (
     HISTOGRAM_EDGES,
-    IMAGES,
-    POLARITIES,
     Example,
     Projection,
     Promotion,
@@ -26,9 +22,6 @@ from icebear.records import (
     Writes,
 )
 from icebear.render import NEGATIVE, POSITIVE, render, visible
-
-if TYPE_CHECKING:
-    from icebear.actmax.card import Card, Crop
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
 TICKS = 6
@@ -38,100 +31,23 @@ BEFORE = 24
 AFTER = 10
 ALIKE = 0.5
 """Effects of a smaller mean correlation change from sentence to sentence."""
-WRITES = "What the neuron writes at its maximally activating sentences"
-HEAD_WRITES = "What the head writes in the sentences in which it writes most"
-HEAD_MARKS = "Underlined: the token where it writes; the number is the norm of what it writes there, less its mean."
-HEAD_SENTENCES = "Each sentence is the one in which it writes most, for one token that it attends to."
-HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
-CROPS = {
-    "patch": "Each crop shows the patch (outlined) with the patches around it.",
-    "relevance": "Each crop is the smallest square with half of the relevance of the activation (of a head: of its "
-    "attention). Patches with less are darker. Outlined: the patch.",
-}
-"""The kinds of crops of an index of images."""
 NO_CROP = "The crop needs the model."
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A crop of an image (`icebear.actmax.crops`)."""
+
+    png: str
+    """A PNG file in base64; empty if there is none."""
+    about: str
+    """What share of the relevance it shows, or why there is no crop."""
 
 
 def head_tokens(example: Example) -> str:
     """Say where a head writes, and which token it attends to most, if that is measured."""
     attended = attended_text(example)
     return f"writes at {example.token_text!r}" + (f", attends to {attended}" if attended else "")
-
-
-def head_marks(card: Card) -> str:
-    """Return which sentences of a head are shown, and what the marks in them are; of images, what the crops are; empty
-    for a neuron of texts."""
-    if card.is_of_images:
-        return CROPS[card.crop]
-    attended = f"{attended_line(card)} {HEAD_MARKS} {HEAD_COLORS}" if card.attends_to else HEAD_MARKS
-    return attended if card.is_head else ""
-
-
-def attended_line(card: Card) -> str:
-    """Say which sentences of a head are shown, and which tokens it attends to in all of them."""
-    count = sum(card.attends_to.values())
-    often = ", ".join(f"{piece!r} in {times}" for piece, times in card.attends_to.items() if times > 1)
-    return f"{HEAD_SENTENCES} Among its {count} strongest sentences, it attends to {often or 'another token in each'}."
-
-
-def heading(card: Card, polarity: str) -> str:
-    """Return the heading of the examples at a polarity."""
-    what = IMAGES if card.is_of_images else "sentences"
-    if card.is_head:
-        return f"{what.capitalize()} in which it writes most"
-    return f"Strongest {'positive' if polarity == '+' else 'negative'} {what}"
-
-
-def card_fragment(card: Card) -> Markup:
-    """Return the card, for a page with `STYLE`."""
-    return render(
-        "icebear.actmax/card.html",
-        card=card,
-        statistics=statistics_line(card),
-        heading=heading,
-        marks=head_marks(card),
-        meaning=meaning_html,
-        examples=partial(examples_html, of_head=card.is_head),
-        images=partial(images_html, of_head=card.is_head),
-        histogram=histogram_html(card.statistics.histogram),
-        writes=writes_html(card),
-        vocabulary=projections_html(card.projections),
-    )
-
-
-def statistics_line(card: Card) -> str:
-    statistics = card.statistics
-    if card.is_head:
-        return (
-            f"norm of what it writes, less its mean: mean {statistics.mean:.3f}, std {statistics.std:.3f}, maximum "
-            f"{statistics.max:.2f}{token_count_note(card)}"
-        )
-    tokens = "patches" if card.is_of_images else "tokens"
-    return (
-        f"mean {statistics.mean:+.3f}, std {statistics.std:.3f}, positive on {statistics.positive:.0%} of "
-        f"the {tokens}{token_count_note(card)}; minimum {statistics.min:+.2f}, maximum {statistics.max:+.2f}"
-    )
-
-
-def token_count_note(card: Card) -> str:
-    """Return the number of tokens that means are taken over, if it is not all, and which index the card is from."""
-    index = card.made_with["index"]
-    averaged, every = index.get("statistics_tokens"), index.get("tokens")
-    notes = [] if averaged in (None, every) else [f"of {averaged:,} tokens"]
-    notes += [f"from {card.index_name}"] if card.index_name else []
-    return f" ({', '.join(notes)})" if notes else ""
-
-
-def meaning_html(card: Card, polarity: str) -> Markup:
-    """Return the label with its score, and on a click its test and held-out sentences."""
-    label = card.meanings.get(polarity)
-    held_out = card.held_out[polarity] if label and label.significant else {}
-    return render(
-        "icebear.actmax/meaning.html",
-        title=label_title(label),
-        lines=score_lines(label) if label else [],
-        held_out=[(HELD_OUT_GROUPS[name], examples_html(rows)) for name, rows in held_out.items()],
-    )
 
 
 def examples_html(rows: Sequence[Example], effects: Sequence[SentenceEffects] = (), of_head: bool = False) -> Markup:
@@ -157,28 +73,6 @@ def patches_text(example: Example, of_head: bool) -> str:
     return f"{example.token_text}, attends to {example.sentence.tokens[attended]} ({share:.2f})"
 
 
-def writes_title(card: Card) -> str:
-    return HEAD_WRITES if card.is_head else WRITES
-
-
-def writes_about(card: Card) -> str:
-    """Return what the words and numbers of `Card.writes` are; there are some."""
-    effects = next(iter(card.writes.values()))
-    if card.is_head:
-        return (
-            f"Effects on the likely next words are measured in each of the first {len(effects.places)} sentences. An "
-            "effect compares what the head writes with its mean on the calibration texts. A sentence has words only if "
-            "the effect is larger than at every one of as many random tokens; their mean has words only if the effects "
-            "are more alike than at random tokens (alike, random: mean correlation of two effects)."
-        )
-    return (
-        f"Effects on the likely next words are measured in each of the first {len(effects.places)} sentences, and "
-        f"averaged. An effect compares the neuron's activation with its average activation ({effects.average:+.2f}). "
-        "alike: correlation between the effects in two of these sentences, averaged over all pairs. random: the same "
-        "average over pairs of random sentences."
-    )
-
-
 def writes_verdict(effects: Writes) -> str:
     """Say whether the words of `Writes` hold at all its sentences, with the numbers behind that."""
     alike, random = effects.correlation, effects.random_correlation
@@ -192,20 +86,6 @@ def writes_verdict(effects: Writes) -> str:
     if random is not None and random >= ALIKE:
         return f"The effect is much the same in any sentence, in these and in random ones ({numbers})."
     return f"The effect is much the same at each of these sentences ({numbers})."
-
-
-def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:
-    """Return what the neuron writes at its sentences, by polarity; nothing if that is not measured."""
-    about = writes_about(card) if card.writes else ""
-    measured_at = {polarity: card.writes[polarity] for polarity in polarities if polarity in card.writes}
-    return render(
-        "icebear.actmax/writes.html",
-        title=writes_title(card),
-        writes=measured_at,
-        of_head=card.is_head,
-        verdict=writes_verdict,
-        about=about,
-    )
 
 
 def projections_html(projections: Sequence[Projection], polarity: str = "+") -> Markup:

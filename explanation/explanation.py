@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import escape
 
-from icebear.actmax.card import Card
-from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
+from icebear.actmax.card import Card, card_fragment
+from icebear.actmax.page import STYLE, vocabulary_html
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.method import Method

@@ -11,8 +11,8 @@ from appview import fine, set_up, shown, text, visit
 from conftest import LLAMA, random_model
 
 from icebear import Neuron, build_index, describe, open_store
+from icebear.actmax.card import WRITES
 from icebear.actmax.index import build
-from icebear.actmax.page import WRITES
 from icebear.actmax.reading import TextReading
 from icebear.actmax.searching import headings
 from icebear.app.web import neuron_card

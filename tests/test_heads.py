@@ -11,10 +11,10 @@ from test_families import make as family
 
 from icebear import Model, Neuron, annotate, build_index, describe, open_store, read_corpus
 from icebear.actmax import measure_heads
+from icebear.actmax.card import attended_line, head_marks
 from icebear.actmax.head_attention import HeadAttention, attended_text
 from icebear.actmax.index import build as index
 from icebear.actmax.index.head_norms import HeadNorms
-from icebear.actmax.page import attended_line, head_marks
 from icebear.actmax.writes import effect_sizes, likely_effects, patched_logits, writes
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.calibration import mean_activations

@@ -14,17 +14,10 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from icebear.actmax.card import attended_line, heading, statistics_line, token_count_note, writes_about, writes_title
 from icebear.actmax.head_attention import attended_text
 from icebear.actmax.labels import significance
-from icebear.actmax.page import (
-    attended_line,
-    heading,
-    patches_text,
-    statistics_line,
-    token_count_note,
-    writes_about,
-    writes_title,
-)
+from icebear.actmax.page import patches_text
 from icebear.app.cli.tables.grid import grid, shade
 from icebear.concepts.results.effect_words import effect_text
 from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absent_line
