@@ -121,8 +121,8 @@ def describe(
         attention=HeadAttention.of(store, neuron) if neuron.site == "head" else None,
         attends_to=dict(attends_to.most_common()),
         beside=_beside(beside, neuron, k) if beside else (),
-        crops=_crops(model, store, shown, crop) if model and crop and store.is_of_images else {},
-        crop=values.one_of(crop or "patch", "crop", CROPS),
+        crops=_crops(model, store, shown, crop) if model and crop is not None and store.is_of_images else {},
+        crop=values.one_of("patch" if crop is None else crop, "crop", CROPS),
     )
 
 
