@@ -310,7 +310,7 @@ DOORS = {
         lambda at, x: icebear.describe(at.store, neuron(3), effect_sentences=x),
         NO_COUNT[1:],
     ),
-    "describe.crop": (lambda at, x: icebear.describe(at.store, neuron(3), crop=x), NO_NAME),
+    "describe.crop": (lambda at, x: icebear.describe(at.store, neuron(3), crop=x), ("x", "", 3, True, ["ffn"], {})),
     "read_images": (lambda at, x: icebear.read_images(x), (3, None, "", "no/such/folder")),
     "read_images.limit": (lambda at, x: icebear.read_images(".", x), NO_COUNT),
     "annotate.neurons": (lambda at, x: icebear.annotate(at.model, at.store, x), (*NO_NEURON[:7], ["x"], [3])),
