@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.actmax.page import CROPS, Crop
+from icebear.actmax.card import CROPS
+from icebear.actmax.page import Crop
 from icebear.actmax.reading import image_file
 from icebear.db.store import Store
 from icebear.errors import InputError, StoreError

@@ -1,4 +1,5 @@
-"""Where an attention head looks: the shares of its attention, each with its control."""
+"""What an index knows about where an attention head looks: the shares of its attention, each with its control. It needs
+no model."""
 
 from __future__ import annotations
 
@@ -30,6 +31,11 @@ def attended_piece(example: Example) -> str | None:
         return None
     # An empty piece is part of a character that a later token completes.
     return next(filter(None, example.sentence.tokens[token:]))
+
+
+def attended_text(example: Example) -> str:
+    """Return the token that a head attends to most, with its share of the attention."""
+    return f"{attended_piece(example)!r} {max(example.relevance):.2f}" if example.relevance else ""
 
 
 def of_each_attended(examples: Sequence[Example]) -> list[Example]:

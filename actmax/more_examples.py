@@ -1,7 +1,7 @@
 """More sentences of one neuron or head than an index keeps: read now, from the corpus of the index.
 
-An index keeps the strongest sentences of the documents that were scanned. What is read here comes behind these
-documents, then from the corpus's beginning, without the sentences that the index has for this neuron.
+An index keeps the strongest sentences of the documents that were scanned. This reads the documents after them, then the
+scanned ones again, and skips the sentences that the index has for this neuron.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from icebear.actmax.card import ExamplesBeside
 from icebear.actmax.index.corpus import Corpus, Document, read_corpus
 from icebear.actmax.index.head_norms import HeadNorms, head_means
-from icebear.actmax.page import ExamplesBeside
 from icebear.actmax.reading import TEXTS_PER_PASS, counted_length
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.db.store import Store
 from icebear.errors import StoreError
 from icebear.models.model import Model
-from icebear.records import POLARITIES, Example, InNotebooks, Neuron, Sentence, as_neuron
+from icebear.records import POLARITIES, Example, InNotebooks, Neuron, Sentence, as_neuron, sign_of
 from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, typed
 
@@ -99,7 +99,7 @@ def more_examples(
     strongest = {polarity: list(begun.examples.get(polarity, ())) for polarity in polarities}
     for values, sentence in _activations(model, neuron, read, store.facts.all()["max_tokens"], on_progress):
         for polarity in polarities:
-            token = 1 + int((values if polarity == "+" else -values)[1:].argmax())
+            token = 1 + int((sign_of(polarity) * values)[1:].argmax())
             strongest[polarity].append(Example(values[token].item(), token, sentence))
     largest: dict[str, list[Example]] = {
         side: _largest(rows, side, neuron.site == "head")[:k] for side, rows in strongest.items()
@@ -109,7 +109,7 @@ def more_examples(
 
 def _largest(rows: Sequence[Example], polarity: str, of_head: bool) -> list[Example]:
     """Return the active examples, the strongest one first; of a head one for each token, as in an index."""
-    sign = 1 if polarity == "+" else -1
+    sign = sign_of(polarity)
     active = [row for row in rows if sign * row.activation > 0]
     ordered = sorted(active, key=lambda row: -sign * row.activation)
     of_tokens: dict[str, Example] = {}

@@ -23,7 +23,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.paths import local, opened, read_text
 from icebear.points import Source
-from icebear.records import Meaning, Neuron
+from icebear.records import AutomaticLabel, Neuron
 from icebear.steps import OnProgress, unwatched
 
 LINES = (".jsonl", ".jsonl.gz")
@@ -206,7 +206,7 @@ def score_labels(
     dashboards: Dashboards,
     on_progress: OnProgress = unwatched,
     sentences: Store | None = None,
-) -> list[Meaning]:
+) -> list[AutomaticLabel]:
     """Score the labels of dashboards on sentences of a store, and save those that pass. The null are labels of other
     neurons: of the dashboards, then of the store.
 
@@ -219,14 +219,14 @@ def score_labels(
     if not labels:
         return []
     texts, read = [text for rows in labels.values() for text, _ in rows], sentences or store
-    others = list(dict.fromkeys([*texts, *read.labels.sides().values()]))
+    others = list(dict.fromkeys([*texts, *read.labels.by_side().values()]))
     meanings = score_descriptions(model, read, labels, others, on_progress)
     for meaning in meanings:
         show_better(store, [meaning if read is store else _without_sentences(meaning, store_name(read))])
     return meanings
 
 
-def _without_sentences(meaning: Meaning, scored_on: str) -> Meaning:
+def _without_sentences(meaning: AutomaticLabel, scored_on: str) -> AutomaticLabel:
     """Return a label for a store that lacks the sentences of the one that it was scored on."""
     if not meaning.record:
         return meaning

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.passes.prefix import Prefix
-from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.concepts.passes.sites import hooks, neuron_columns, neuron_site
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.vocabulary.calibration import mean_activations
@@ -43,7 +43,7 @@ def writes(
     if neuron_site(neuron.site) not in means:
         return {}
     store.check(model.index_fingerprint, model.name)
-    value = means[neuron_site(neuron.site)][neuron.layer, _columns(model, neuron)]
+    value = means[neuron_site(neuron.site)][neuron.layer, neuron_columns(neuron, model.head_dim)]
     average = 0.0 if neuron.site == "head" else value.item()
     sets = {sign: [(e.sentence, e.token) for e in rows[:sentences]] for sign, rows in examples.items() if rows}
     if not sets:
@@ -59,12 +59,6 @@ def writes(
     least = effect_sizes(by_chance).max().item() if neuron.site == "head" else 0.0
     del sets["random"]
     return {sign: _writes(model, average, chosen, parts[sign], control, least) for sign, chosen in sets.items()}
-
-
-def _columns(model: Model, neuron: Neuron) -> slice:
-    """Return the activations of its site that a neuron or a head has."""
-    width = model.head_dim if neuron.site == "head" else 1
-    return slice(neuron.index * width, (neuron.index + 1) * width)
 
 
 def random_tokens(store: Store, count: int) -> list[tuple[Any, int]]:
@@ -89,7 +83,7 @@ def effect_sizes(effects: Tensor) -> Tensor:
 
 
 def mean_correlation(effects: Tensor, deviations: Tensor) -> float | None:
-    """Return the mean correlation of two of P centered effects (P, W), each for an activation that is larger.
+    """Return the mean pairwise correlation of P centered effects (P, W), each with the sign of a larger activation.
 
     deviations: (P,) the activations less the value that they are set to. An effect reverses with the sign of its
         deviation, which differs at random tokens.
@@ -127,9 +121,9 @@ def patched_logits(
     model: Model, neuron: Neuron, value: Tensor, rows: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits (P, V) after token ids, those with a neuron set to a value at the last token, and the neuron's
-    activations (P,) there; of a head the norms of what it writes, less what the value does."""
+    activations (P,) there; for a head, the norm of what it writes minus what it would write with the value."""
     parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    site, columns = neuron_site(neuron.site), _columns(model, neuron)
+    site, columns = neuron_site(neuron.site), neuron_columns(neuron, model.head_dim)
     seen: list[Tensor] = []
 
     def visit(site: str, layer: int, x: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ import pandas
 
 from icebear.actmax.labels.auto import measure_activations
 from icebear.actmax.labels.choice import Candidates, Chosen, better_of, score_parts
-from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg
-from icebear.actmax.labels.null import Nulls, Sides, sides, true_share
-from icebear.actmax.labels.sample import PARTS, Sample, prepare_samples
+from icebear.actmax.labels.nulls import RandomNeuronNulls
+from icebear.actmax.labels.sample import SPLITS, Sample, prepare_samples
 from icebear.actmax.labels.scores import score, token_mean_baseline
+from icebear.actmax.labels.sides import Sides, sides, true_share
+from icebear.actmax.labels.significance import THRESHOLDS, benjamini_hochberg
 from icebear.app.cli.verbs.evaluate import command
 from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
@@ -79,7 +80,7 @@ class Labels(Evaluation):
 
 def neurons(store: Store, samples: int, seed: int) -> dict[str, list[Neuron]]:
     """Return random neurons of each third of the layers."""
-    every = store.neurons.all()
+    every = store.neurons.all_without_heads()
     last = max(neuron.layer for neuron in every) + 1
     generator, drawn = np.random.default_rng(seed), {}
     for number, name in enumerate(THIRDS):
@@ -105,7 +106,7 @@ def label_lines(
     return [{"neuron": str(neuron), "pairs": pairs} for neuron, pairs in rows.items()]
 
 
-def pair_lines(batch: Sides, nulls: Nulls) -> list[dict[str, Any]]:
+def pair_lines(batch: Sides, nulls: RandomNeuronNulls) -> list[dict[str, Any]]:
     """Return the numbers of each side; nothing for one that is hardly active."""
     shifted = batch.shifted("evaluated")  # another draw than those of the nulls
     best, best_shifted = batch.best(), shifted.best()
@@ -132,16 +133,16 @@ def pair_lines(batch: Sides, nulls: Nulls) -> list[dict[str, Any]]:
 def _of_table(batch: Sides, row: int) -> dict[str, float]:
     learnt = [batch.fired["train"], batch.fired["validation"]]
     test = {by: token_mean_baseline(learnt, batch.fired["test"], row, by) for by in THRESHOLDS}
-    train, validation = (token_mean_baseline(learnt, batch.fired[part], row, "token") for part in PARTS[:2])
+    train, validation = (token_mean_baseline(learnt, batch.fired[part], row, "token") for part in SPLITS[:2])
     return test | _numbers(any(test[by] >= THRESHOLDS[by] for by in test), test["token"], train, validation)
 
 
-def _of_labels(best: Candidates, batch: Sides, row: int, nulls: Nulls) -> dict[str, float]:
+def _of_labels(best: Candidates, batch: Sides, row: int, nulls: RandomNeuronNulls) -> dict[str, float]:
     each = {by: score(label, by, batch.fired["test"], row) for by, (label, _) in best.items()}
     return {**NO_LABEL, **each, **_of_chosen(better_of(best, batch.fired, row), batch.names[row][0], nulls)}
 
 
-def _of_chosen(chosen: Chosen, neuron: Neuron, nulls: Nulls) -> dict[str, float]:
+def _of_chosen(chosen: Chosen, neuron: Neuron, nulls: RandomNeuronNulls) -> dict[str, float]:
     return _numbers(nulls.is_significant(chosen, neuron.layer), chosen.test, chosen.train, chosen.validation)
 
 

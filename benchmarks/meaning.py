@@ -46,7 +46,7 @@ class Halves:
     """The examples of each side, by the half of the articles that they are from."""
 
     def __init__(self, store: Store) -> None:
-        rows, self.sides = store.example_tables.columns(), 2 * store.neurons.count()
+        rows, self.sides = store.example_tables.columns(), 2 * store.neurons.count_without_heads()
         rows = rows[rows.key < self.sides]
         self.ids, self.rows = store.sentences.vectors(table="embeddings")
         order = np.argsort(self.ids)

@@ -23,7 +23,7 @@ import pandas
 from icebear import load_model
 from icebear.models.model import Model
 from icebear.steering.concept.detectors import Detector
-from icebear.steering.concept.finding import controls, fitted, parts_of, ranked, standardized, universal
+from icebear.steering.concept.finding import fitted, fitted_controls, parts_of, ranked, standardized, universal
 from icebear.steering.concept.reading import neurons_of, read
 from icebear.steering.concept.texts import prepared
 from icebear.steering.monitor.controls import BAG, BagOfWords, averaged, longer, without_words
@@ -48,13 +48,15 @@ def detectors(model: Model, texts: monitor_texts.TextSet) -> tuple[list[tuple[st
     seen = read(model, rows, neurons_of(model, ("ffn", "attn")))
     choice = fitted(seen, positive, part, 20, 0)
     rank = np.flatnonzero(part == 0)
-    x, centre, spread = standardized(seen.means, positive, rank)
+    x, center, spread = standardized(seen.means, positive, rank)
     excluded = universal(seen.means[rank[~positive[rank]]]) | (spread == 0)
     order, weights = ranked(x[rank], positive[rank], excluded)
     of = [("own choice", choice.parts)]
-    of += [(f"{size} neurons", parts_of(seen, order[:size], weights[order[:size]], centre, spread)) for size in SIZES]
+    of += [(f"{size} neurons", parts_of(seen, order[:size], weights[order[:size]], center, spread)) for size in SIZES]
     of += [(f"residual stream, {vector.fit}", vector) for vector in choice.vectors]
-    of += [(control.name, control.parts) for control in controls(seen, positive, part, choice, 0) if control.parts]
+    of += [
+        (control.name, control.parts) for control in fitted_controls(seen, positive, part, choice, 0) if control.parts
+    ]
     return of, BagOfWords.fit([rows[row] for row in np.flatnonzero(part < 2)], positive[part < 2])
 
 

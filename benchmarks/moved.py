@@ -16,7 +16,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from icebear import Model, build_index, embed_examples, load_encoder, load_model, open_store, read_corpus
-from icebear.actmax.atlas.compare import Comparison, compare
+from icebear.actmax.atlas.compare import IndexComparison, compare_indexes
 from icebear.actmax.atlas.side_data import side_columns
 
 CHANGED, STEPS, TOKENS, AT_ONCE, RATE = 100, 60, 128, 4, 3e-3
@@ -69,7 +69,7 @@ def indexed(path: Path, model: Model) -> None:
         embed_examples(store, load_encoder())
 
 
-def report(result: Comparison, changed: np.ndarray) -> None:
+def report(result: IndexComparison, changed: np.ndarray) -> None:
     """Print how well scores tell the sides of changed neurons (N,) from the others."""
     random = np.random.default_rng(0).random(len(changed))
     scores = {"moved": result.moved, "exchanged": result.exchanged, "random": random}
@@ -94,7 +94,7 @@ if __name__ == "__main__":
     indexed(folder / "base.db", base)
     indexed(folder / "tuned.db", tuned)
     with open_store(folder / "base.db") as store, open_store(folder / "tuned.db") as other:
-        result = compare(store, other)
+        result = compare_indexes(store, other)
         layer, _, index = side_columns(store, result.sides)
     changed = np.array([i in neurons.get(at, ()) for at, i in zip(layer.tolist(), index.tolist(), strict=True)])
     report(result, changed)

@@ -18,12 +18,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from icebear.actmax.atlas.neighbor_map import STEPS, on_page
+from icebear.actmax.atlas.neighbor_map import PAGE_STEPS, on_page
 from icebear.actmax.atlas.saved_map import saved_map
 from icebear.actmax.labels.auto import control_name
 from icebear.actmax.labels.sample import topics_name
-from icebear.actmax.shipped.packed_parts import KINDS, NOT_LABELED, SCORES, UNITS, Arrays
-from icebear.actmax.shipped.shipped_index import CONTROLS, STATISTICS, digest, documents_of, unpack
+from icebear.actmax.shipped.shipped_index import CONTROLS, STATISTICS, documents_of, ids_digest, unpack_index
+from icebear.actmax.shipped.unpacking import KINDS, NOT_LABELED, SCORES, UNITS, Arrays
 from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
 from icebear.db.vectors import unit
@@ -49,7 +49,7 @@ def pack(store: Store, path: Path) -> None:
     sentences = list(store.sentences.starting_at(0))  # in order of id
     columns = store.neurons.columns()
     examples = store.example_tables.columns()
-    examples = examples[(examples.rank < EXAMPLES) | (examples.key >= 2 * store.neurons.count())]
+    examples = examples[(examples.rank < EXAMPLES) | (examples.key >= 2 * store.neurons.count_without_heads())]
     if any("".join(s.tokens) != s.text[: sum(map(len, s.tokens))] for s in sentences):
         raise StoreError("The tokens of this index are not parts of its texts, so that they cannot be packed.")
     about: dict[str, Any] = {
@@ -68,7 +68,7 @@ def pack(store: Store, path: Path) -> None:
         _save(
             file,
             about=np.frombuffer(json.dumps(about).encode(), np.uint8),
-            ids=np.frombuffer(digest(sentences), np.uint8),
+            ids=np.frombuffer(ids_digest(sentences), np.uint8),
             documents=np.array([documents[s.title] for s in sentences], np.uint16),
             starts=np.array([s.start for s in sentences], np.uint16),
             lengths=np.array([s.end - s.start for s in sentences], np.uint16),
@@ -126,7 +126,7 @@ def packed_map(store: Store, examples: np.recarray) -> tuple[Arrays, dict[str, A
     drawn = saved_map(store)
     if drawn is None:
         return None
-    if drawn.sides.tolist() != np.unique(examples.key[examples.key < 2 * store.neurons.count()]).tolist():
+    if drawn.sides.tolist() != np.unique(examples.key[examples.key < 2 * store.neurons.count_without_heads()]).tolist():
         raise StoreError("The map lacks sides of neurons that have examples; draw it again.")
     arrays = {
         "map_points": on_page(drawn.points).astype(np.uint16),
@@ -139,8 +139,8 @@ def packed_map(store: Store, examples: np.recarray) -> tuple[Arrays, dict[str, A
 
 def packed_labels(store: Store) -> tuple[Arrays, dict[str, Any]] | None:
     """Return the automatic labels, without their examples; None if there are none."""
-    neurons = store.neurons.in_order()
-    meanings = store.labels.meanings(neurons)
+    neurons = store.neurons.all_with_heads()
+    meanings = store.labels.automatic(neurons)
     if not meanings:
         return None
     topics = store.controls.get(topics_name(store))
@@ -183,7 +183,7 @@ def packed_labels(store: Store) -> tuple[Arrays, dict[str, Any]] | None:
 
 
 def to_steps(x: np.ndarray) -> np.ndarray:
-    return np.round(x.clip(0, 1) * STEPS).astype(np.uint16)
+    return np.round(x.clip(0, 1) * PAGE_STEPS).astype(np.uint16)
 
 
 def _save(file: IO[bytes], **arrays: np.ndarray[Any, Any]) -> None:
@@ -199,9 +199,9 @@ def check(store: Store, again: Store) -> dict[str, float]:
     neighbors is the same. Raises `AssertionError` for a part that must be equal."""
     columns, columns_again = store.neurons.columns(), again.neurons.columns()
     both = [s.example_tables.columns() for s in (store, again)]
-    heads = [rows.key >= 2 * store.neurons.count() for rows in both]
+    heads = [rows.key >= 2 * store.neurons.count_without_heads() for rows in both]
     strongest, unpacked = (rows[(rows["rank"] < EXAMPLES) | of] for rows, of in zip(both, heads, strict=True))
-    labels, labels_again = (s.labels.meanings(s.neurons.in_order()) for s in (store, again))
+    labels, labels_again = (s.labels.automatic(s.neurons.all_with_heads()) for s in (store, again))
     drawn, drawn_again = saved_map(store), saved_map(again)
     assert drawn
     assert drawn_again
@@ -223,8 +223,8 @@ def check(store: Store, again: Store) -> dict[str, float]:
 
 def _sides(store: Store) -> tuple[np.ndarray, np.ndarray]:
     rows = store.example_tables.columns()
-    sides = np.unique(rows.key[rows.key < 2 * store.neurons.count()])
-    return sides, store.vectors.get("examples").reconstruct_n(0, 2 * store.neurons.count())[sides]
+    sides = np.unique(rows.key[rows.key < 2 * store.neurons.count_without_heads()])
+    return sides, store.vectors.get("examples").reconstruct_n(0, 2 * store.neurons.count_without_heads())[sides]
 
 
 def _overlap(before: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray]) -> float:
@@ -250,6 +250,6 @@ if __name__ == "__main__":
         if not options.check:
             pack(store, options.out)
         else:
-            unpack(options.out, load_model(options.out.stem), Path(folder) / "again.db")
+            unpack_index(options.out, load_model(options.out.stem), Path(folder) / "again.db")
             with open_store(Path(folder) / "again.db") as again:
                 print(json.dumps(check(store, again), indent=1))

@@ -9,6 +9,7 @@ from typing import Any
 from icebear.claims.checked_claim import CheckedClaim, ConditionRun
 from icebear.claims.conditions import AUTO, TEMPLATES
 from icebear.render import literal, page, render
+from icebear.values import plural
 
 SHORT = {"broken": " broken", "control passes too": " control"}
 """What a cell says after its number."""
@@ -63,7 +64,7 @@ class ConditionTable:
                 hold.append(str(number))
             if unmeasured:
                 lacking.append(f"{number} ({', '.join(unmeasured)})")
-        conditions = f"{len(self.under)} condition{'s' * (len(self.under) != 1)}"
+        conditions = plural(len(self.under), "condition")
         count = f"{len(self.rows)} claims, in the plain run and under {conditions}"
         lines = [f"{count}: {len(hold)} hold wherever they were measured, {len(fail)} do not."]
         for what, numbers in (("Hold", hold), ("Do not hold", fail), ("Not measured", lacking)):

@@ -107,8 +107,14 @@ class SentenceTables:
             yield _sentence(row), vector or b""
 
     @reads
-    def lacking(self, encoder: str) -> list[int]:
-        """Return the ids of the examples that have no embedding by this encoder."""
+    def of_examples(self) -> list[int]:
+        """Return the ids of the sentences that are examples."""
+        rows = self.file.database.execute("SELECT DISTINCT sentence FROM examples ORDER BY sentence")
+        return [row[0] for row in rows]
+
+    @reads
+    def without_embedding(self, encoder: str) -> list[int]:
+        """Return the ids of the sentences that are examples and have no embedding by this encoder."""
         query = (
             "SELECT DISTINCT sentence FROM examples WHERE sentence NOT IN "
             "(SELECT sentence FROM embeddings WHERE encoder = ?) ORDER BY sentence"
@@ -134,8 +140,8 @@ def _example(row: Sequence) -> Example:
 
 
 def prepare_search(file: SqliteFile) -> None:
-    """Give a store that was made before terms a temporary table of them, which hides its other one: a reader may not be
-    allowed to write, and a store is not changed by reading."""
+    """Make a temporary table of terms for a store of an earlier version, which has none: reading changes no store, and
+    a reader may not be allowed to write. The temporary table hides the stored one of the same name."""
     database = file.database
     temporary = "SELECT 1 FROM sqlite_temp_master WHERE name = 'sentences_fts'"
     if file.has_terms or database.execute(temporary).fetchone():
@@ -174,7 +180,7 @@ class ExampleTables:
             (
                 text_of(method),
                 self.neurons.id(neuron),
-                _sign(polarity),
+                _polarity_number(polarity),
                 -1 if k is None else check_int(k, "The number of examples"),
             ),
         )
@@ -218,9 +224,9 @@ class ExampleTables:
         packed = []
         for neuron, polarity, sentence, tokens, conservation in rows:
             text = json.dumps({"tokens": [round(value, 6) for value in tokens], "conservation": conservation})
-            packed.append((self.neurons.id(neuron), _sign(polarity), sentence, method, text))
+            packed.append((self.neurons.id(neuron), _polarity_number(polarity), sentence, method, text))
         self.file.insert("attributions", packed)
 
 
-def _sign(polarity: str) -> int:
+def _polarity_number(polarity: str) -> int:
     return POLARITIES.index(one_of(polarity, "polarity", POLARITIES))

@@ -8,7 +8,7 @@ from typing import Any
 
 from icebear.db.neuron_tables import NeuronTables
 from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
-from icebear.records import POLARITIES, Meaning, Neuron, as_neuron
+from icebear.records import POLARITIES, AutomaticLabel, Neuron, as_neuron
 from icebear.values import one_of, several, shown, text_of
 
 
@@ -20,7 +20,7 @@ class LabelTables:
 
     @reads
     def manual(self, neuron: Neuron | str) -> tuple[str | None, dict[str, dict[str, Any]]]:
-        """Return the label that a person wrote, and polarity -> its scores (`Meaning.to_dict`), if it was scored."""
+        """Return the label that a person wrote, and polarity -> its scores, if it was scored."""
         query = "SELECT text, scores FROM labels WHERE neuron = ?"
         row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
         if row is None:
@@ -32,7 +32,7 @@ class LabelTables:
         best_last = sorted(rows, key=lambda row: (row.get("significant", False), row["score"]))
         return text, {score["polarity"]: score for score in best_last}
 
-    def set_manual(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
+    def set_manual(self, neuron: Neuron | str, text: str, scores: Sequence[AutomaticLabel] = ()) -> None:
         """Save a label with its scores; an empty text removes the label."""
         identity, text = self.neurons.id(neuron), text_of(text).strip()
         with self.file.writing():
@@ -40,11 +40,11 @@ class LabelTables:
             if text:
                 self.file.insert("labels", [(identity, text, json.dumps([meaning.to_dict() for meaning in scores]))])
 
-    def set_meanings(self, meanings: Iterable[Meaning]) -> None:
+    def set_automatic(self, meanings: Iterable[AutomaticLabel]) -> None:
         """Save automatic labels; they replace those of the same neurons and polarities."""
         rows = (
             (
-                *(m.neuron.layer, m.neuron.site, m.neuron.index, "+-".index(m.polarity)),
+                *(m.neuron.layer, m.neuron.site, m.neuron.index, POLARITIES.index(m.polarity)),
                 *(m.kind, m.text, m.by, m.score, m.p, m.significant, json.dumps(m.record, ensure_ascii=False)),
             )
             for m in meanings
@@ -52,7 +52,7 @@ class LabelTables:
         self.file.insert("meanings", rows)
 
     @reads
-    def meanings(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], Meaning]:
+    def automatic(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], AutomaticLabel]:
         """Return (neuron, polarity) -> automatic label; neurons without label are absent."""
         query = "SELECT * FROM meanings WHERE layer = ? AND site = ? AND idx = ? ORDER BY polarity"
         rows = (
@@ -63,7 +63,7 @@ class LabelTables:
         return {(meaning.neuron, meaning.polarity): meaning for meaning in map(_meaning, rows)}
 
     @reads
-    def all_meanings(self) -> list[Meaning]:
+    def all_automatic(self) -> list[AutomaticLabel]:
         """Return all automatic labels, without their records."""
         query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, significant, '{}' FROM meanings"
         return list(map(_meaning, self.file.database.execute(query)))
@@ -74,10 +74,10 @@ class LabelTables:
         query = "SELECT id, polarity, text, score, p FROM meanings JOIN neurons USING (layer, site, idx)"
         rows = self.file.database.execute(f"{query} WHERE significant ORDER BY score DESC, id, polarity")
         checked = (with_types(row, int, int, str, float, float) for row in rows)
-        return [(number, "+-"[polarity], *rest) for number, polarity, *rest in checked]
+        return [(number, POLARITIES[polarity], *rest) for number, polarity, *rest in checked]
 
     @reads
-    def sides(self) -> dict[str, str]:
+    def by_side(self) -> dict[str, str]:
         """Return every side with a label, such as ``L1.ffn.3 +`` -> the label that a person wrote, or else the
         significant automatic one."""
         query = (
@@ -88,7 +88,7 @@ class LabelTables:
         return {f"{name} {POLARITIES[polarity]}": text for name, polarity, text in rows}
 
     @reads
-    def name(self, neuron: Neuron | str, polarity: str) -> str | None:
+    def shown(self, neuron: Neuron | str, polarity: str) -> str | None:
         """Return the label that a person wrote, or else the significant automatic label with its score, or None."""
         neuron, polarity = as_neuron(neuron), one_of(polarity, "polarity", (*POLARITIES, ""))
         row = self.file.database.execute(
@@ -97,17 +97,19 @@ class LabelTables:
         ).fetchone()
         if row:
             return row[0]
-        meaning = self.meanings([neuron]).get((neuron, polarity))
+        meaning = self.automatic([neuron]).get((neuron, polarity))
         return meaning.badge if meaning and meaning.significant else None
 
 
-def _meaning(row: tuple) -> Meaning:
+def _meaning(row: tuple) -> AutomaticLabel:
     layer, site, idx, polarity, kind, text, by, score, p, significant, record = row
     with_types((kind, text, by, score, p), str, str, str, float, float)
     if by not in ("token", "sentence", "pattern"):
         raise ValueError(f"{shown(by)} is not a unit")
     neuron = Neuron(layer, site, idx)
-    return Meaning(neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), _checked(json.loads(record)))
+    return AutomaticLabel(
+        neuron, POLARITIES[polarity], kind, text, by, score, p, bool(significant), _checked(json.loads(record))
+    )
 
 
 def _checked(record: Any) -> dict[str, Any]:

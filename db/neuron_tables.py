@@ -43,19 +43,19 @@ class NeuronTables:
         return {identity: Neuron(*self.file.database.execute(query, (identity,)).fetchone()) for identity in ids}
 
     @reads
-    def count(self) -> int:
+    def count_without_heads(self) -> int:
         """Return the number of neurons; the ids of heads follow theirs."""
         return self.file.database.execute("SELECT COUNT(*) FROM neurons WHERE site != 'head'").fetchone()[0]
 
     @reads
-    def all(self) -> list[Neuron]:
+    def all_without_heads(self) -> list[Neuron]:
         """Return all neurons, without heads, in order of layer, site and index."""
         query = "SELECT layer, site, idx FROM neurons WHERE site != 'head' ORDER BY layer, site, idx"
         rows = self.file.database.execute(query)
         return [Neuron(*row) for row in rows]
 
     @reads
-    def in_order(self) -> list[Neuron]:
+    def all_with_heads(self) -> list[Neuron]:
         """Return all neurons and heads, in order of id."""
         rows = self.file.database.execute("SELECT layer, site, idx FROM neurons ORDER BY id")
         return [Neuron(*row) for row in rows]

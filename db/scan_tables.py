@@ -14,7 +14,7 @@ from icebear.db.vectors import LENS, NAMES, VectorFiles
 from icebear.errors import StoreError
 from icebear.records import Sentence
 
-SPELLED = ("model", "corpus", "claimed_limit", "order")
+NOT_COMPARED = ("model", "corpus", "claimed_limit", "order")
 """Facts that may be written in other ways; a path has many spellings, but one fingerprint or content."""
 MADE_OF_RESULTS = ("examples", "meanings", "controls", "vectors", "vectors_null")
 
@@ -37,7 +37,7 @@ class ScanTables:
         if have["corpus"] == facts["corpus"] and have["content"] != facts["content"]:
             raise StoreError(f"{path} was built when {have['corpus']} had other content; use another --store.")
         for key in facts:
-            if key not in SPELLED and have.get(key) != facts[key]:
+            if key not in NOT_COMPARED and have.get(key) != facts[key]:
                 name = "corpus" if key == "content" else key
                 raise StoreError(
                     f"{path} was built with {name} {have.get(name)!r}, not {facts[name]!r}; use "

@@ -35,7 +35,7 @@ CREATE TABLE sentence_vectors (
     vector BLOB NOT NULL
 );
 
--- The vector of each example by a sentence encoder (actmax/index/meanings.py), as float16, little-endian.
+-- The vector of each example by a sentence encoder (actmax/index/example_embedding.py), as float16, little-endian.
 CREATE TABLE embeddings (
     sentence INTEGER PRIMARY KEY REFERENCES sentences,
     encoder TEXT NOT NULL,

@@ -14,7 +14,7 @@ from icebear.db import vectors
 from icebear.db.sqlite import reads
 from icebear.db.tables import Tables
 from icebear.db.terms import padded, query_of, terms, words_of
-from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron
+from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron, sign_of
 from icebear.values import check_int, one_of
 
 MATCHING = 50
@@ -23,7 +23,7 @@ NEAR = {"writes": "w_out", "reads": "w_in", "examples": "examples"}
 """The comparison of neurons -> the vector index."""
 CHANCE_NEURONS = 20
 """The number of random neurons whose nearest neighbors are the control."""
-RANDOM = 400
+NULL_VECTORS = 400
 """The number of random tokens, and of random sentences, that give each row the null of its cosines."""
 DEVIATION = "deviation"
 """The name of the standard deviation of the similarity of two sentences, among the controls of a store."""
@@ -33,7 +33,7 @@ DIRECTIONS = 100
 """The number of random directions."""
 OF_TOKENS = 2000
 """The number of tokens whose rows give the random directions their covariance."""
-ABOVE = 95
+NULL_PERCENTILE = 95
 """The percentile of the largest z of random directions, above which a neuron's output is similar to a word."""
 OUTPUT = 0.5
 """The weight of the output beside the two numbers about sentences: by itself it finds a topic less often than they do
@@ -52,14 +52,14 @@ NO_NEURON = (
 NOTABLE = 2.0
 """The similarity of sentences is a reason that is named from this z on."""
 
-Neighbours = list[tuple[int, str, float]]
+Neighbors = list[tuple[int, str, float]]
 
 
 @reads
-def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None = None) -> list[Hit]:
+def by_words(store: Tables, text: str, k: int = 20, text_vector: np.ndarray | None = None) -> list[Hit]:
     """Return what `Store.search` does, but k results of each kind (`BY`), which are lists of their own.
 
-    meaning: the vector (D,) of the text by the encoder of the index; else the mean of sentences with the words.
+    text_vector: the vector (D,) of the text by the encoder of the index; else the mean of sentences with the words.
     Arrays have a number for each side, at 2 * neuron id + (polarity is -).
     """
     k = check_int(k, "The number of neurons")
@@ -69,14 +69,14 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
     sides = 2 * store.count("neurons")
     counts, totals = store.example_tables.matching(query, sides), store.example_tables.totals(sides)
     outputs, least = _by_output(store, words), store.controls.get("outputs") or math.inf
-    sentences, labels = _by_sentences(store, query, meaning), _by_labels(store, words)
+    sentences, labels = _by_sentences(store, query, text_vector), _by_labels(store, words)
     chance = totals * (store.sentences.count(query) / store.count("sentences"))
     scores: np.ndarray = (counts - chance) / np.sqrt(chance + 1) + sentences + OUTPUT * outputs
     for side, (_, z) in labels.items():
         scores[side] += z
     matched = counts > 0
     matched[list(labels)] = True
-    about = sentences > (math.inf if meaning is None else _largest_by_chance(store, meaning, sides))
+    about = sentences > (math.inf if text_vector is None else _largest_by_chance(store, text_vector, sides))
     matched |= about
     alone = ~matched & (outputs > least) & (totals > 0)
 
@@ -84,7 +84,7 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
         neuron, by = store.neurons.of([side // 2])[side // 2], "sentences" if matched[side] else "weights"
         why = [f"{counts[side]} of {totals[side]} examples contain the words"] if counts[side] else []
         if sentences[side] > NOTABLE:
-            similar_to = "sentences with the words" if meaning is None else "the text"
+            similar_to = "sentences with the words" if text_vector is None else "the text"
             why.append(f"examples are similar to {similar_to} (z {sentences[side]:.1f})")
         if outputs[side] > least:
             why.append(f"output is similar to the words (z {outputs[side]:.1f})")
@@ -125,9 +125,9 @@ def by_image(store: Tables, vector: np.ndarray, k: int = 20) -> list[Hit]:
     return [hit(*row) for row in sides]
 
 
-def _largest_of_random_sets(rows: np.ndarray, query: np.ndarray, count: int, size: int, seed: int = 0) -> float:
+def _largest_of_random_sets(rows: np.ndarray, query: np.ndarray, count: int, size: int) -> float:
     """Return the largest cosine with a query (D,) of the means of random sets of rows (N, D)."""
-    generator, largest = np.random.default_rng(seed), 0.0
+    generator, largest = np.random.default_rng(0), 0.0
     for start in range(0, count, vectors.BLOCK):
         drawn = generator.integers(len(rows), size=(size, min(vectors.BLOCK, count - start)))
         means = vectors.unit(reduce(np.add, (rows[numbers] for numbers in drawn)))
@@ -148,7 +148,7 @@ def nearest_images(store: Tables, vector: np.ndarray, k: int = 5) -> list[tuple[
 
 
 @reads
-def absent(store: Tables, text: str) -> list[str]:
+def absent_words(store: Tables, text: str) -> list[str]:
     """Return the words of a text that no sentence of the index has, neither as a word nor inside of one; of stop words
     nothing is said."""
     lacking = {word: terms(word) for word in words_of(text) if not store.sentences.count(query_of([word]))}
@@ -157,7 +157,7 @@ def absent(store: Tables, text: str) -> list[str]:
     return list(lacking)
 
 
-def absence(words: Sequence[str]) -> str:
+def absent_line(words: Sequence[str]) -> str:
     """Say that no sentence has these words; nothing if there are none."""
     return f"No sentence of this index has {' or '.join(map(repr, words))}." if words else ""
 
@@ -188,23 +188,27 @@ def _by_output(store: Tables, words: list[str]) -> np.ndarray:
         if ids:
             direction = _directions(tokens, ids).sum(0)
             query = (query if query.size else 0) + direction / np.linalg.norm(direction)
-    z = store.vectors.z(store.vectors.outputs, query)
+    z = store.vectors.z(store.vectors.search_output_name, query)
     return np.stack((z, -z), 1).ravel()
 
 
-def _by_sentences(store: Tables, query: str, meaning: np.ndarray | None) -> np.ndarray:
+def _by_sentences(store: Tables, query: str, text_vector: np.ndarray | None) -> np.ndarray:
     """Return how similar the examples of each side are to the text, or else to sentences with the words, as z over
     random sentences."""
-    rows = store.sentence_vectors(store.sentences.matching(query, MATCHING))[1] if meaning is None else meaning[None]
+    rows = (
+        store.sentence_vectors(store.sentences.matching(query, MATCHING))[1]
+        if text_vector is None
+        else text_vector[None]
+    )
     mean = store.vectors.standardized(rows).mean(0) if len(rows) else np.zeros(0)
     return store.vectors.z("examples", mean)
 
 
-def _largest_by_chance(store: Tables, meaning: np.ndarray, sides: int, seed: int = 0) -> float:
+def _largest_by_chance(store: Tables, text_vector: np.ndarray, sides: int) -> float:
     """Return the largest z (`_by_sentences`) of as many random sets of sentences as there are sides."""
-    query = vectors.unit(store.vectors.standardized(meaning[None]))[0]
+    query = vectors.unit(store.vectors.standardized(text_vector[None]))[0]
     similar = store.vectors.standardized(store.sentence_vectors()[1]) @ query
-    size, generator = int(store.facts.get("k")), np.random.default_rng(seed)
+    size, generator = int(store.facts.get("k")), np.random.default_rng(0)
     sums = sum(similar[generator.integers(len(similar), size=sides)] for _ in range(size))
     return float(np.max(sums)) / math.sqrt(size) / store.controls.get(DEVIATION)
 
@@ -230,11 +234,11 @@ def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str)
     one_of(by, "kind of similarity", NEAR)
     one_of(polarity, "polarity", POLARITIES)
     k = check_int(k, "The number of neurons")
-    identity, sign = store.neurons.id(neuron), 1 if polarity == "+" else -1
+    identity, sign = store.neurons.id(neuron), sign_of(polarity)
     index = store.vectors.get(NEAR[by])
     if by == "examples":
         query = index.reconstruct(2 * identity + (sign < 0))
-        nearest: Neighbours = [(i // 2, "+-"[i % 2], cosine) for i, cosine in vectors.nearest(index, query, k + 2)]
+        nearest: Neighbors = [(i // 2, POLARITIES[i % 2], cosine) for i, cosine in vectors.nearest(index, query, k + 2)]
     elif by == "reads" and store.facts.all().get("gated", True):
         nearest = [(i, "", cosine) for i, cosine in vectors.nearest(index, index.reconstruct(identity), k + 2)]
     else:
@@ -246,11 +250,11 @@ def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str)
     return [Hit(names[other], p, cosine, (f"{why} ({cosine:.2f})",), by) for other, p, cosine in nearest]
 
 
-def measure_chance(store: Tables, seed: int = 0) -> None:
+def measure_chance(store: Tables) -> None:
     """Save the nulls of searches: for each comparison of neurons, the median and the largest cosine of random neurons
     to their nearest neighbor; the cosines of each row with random tokens or sentences; and the largest z of outputs."""
-    generator = np.random.default_rng(seed)
-    neurons = store.neurons.count()
+    generator = np.random.default_rng(0)
+    neurons = store.neurons.count_without_heads()
     drawn = generator.choice(neurons, min(CHANCE_NEURONS, neurons), replace=False)
     chance = {}
     for by in NEAR:
@@ -261,7 +265,7 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
     if not store.facts.find("encoder"):  # whose null `set_example_null` saves
         sentences = store.vectors.standardized(store.sentence_vectors()[1])
         sentences = sentences if len(sentences) else np.zeros_like(sentences, shape=(1, sentences.shape[1]))
-        store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)
+        store.vectors.set_null("examples", generator.permutation(sentences)[:NULL_VECTORS], pooled=True)
     store.controls.set({"nearest": chance, **outputs})
 
 
@@ -269,12 +273,15 @@ def _outputs_by_chance(store: Tables, generator: np.random.Generator) -> dict[st
     """Save the null of what neurons write, and return the controls of a search by words that rest on the vocabulary."""
     tokens = store.vectors.get("tokens")
     of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
-    store.vectors.set_null(store.vectors.outputs, of_tokens[:RANDOM])
-    largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
+    store.vectors.set_null(store.vectors.search_output_name, of_tokens[:NULL_VECTORS])
+    largest = [
+        np.abs(store.vectors.z(store.vectors.search_output_name, direction)).max()
+        for direction in random_rows(of_tokens)
+    ]
     # That of the weights is known in an index that comes with icebear.
     known = {**(store.controls.get(KURTOSIS) or {}), vectors.LENS: None}
-    kurtoses = {name: known.get(name) or _kurtosis_by_chance(store, name) for name in store.vectors.writing}
-    return {"outputs": float(np.percentile(largest, ABOVE)), KURTOSIS: kurtoses}
+    kurtoses = {name: known.get(name) or _kurtosis_by_chance(store, name) for name in store.vectors.output_names}
+    return {"outputs": float(np.percentile(largest, NULL_PERCENTILE)), KURTOSIS: kurtoses}
 
 
 def kurtosis(logits: np.ndarray) -> np.ndarray:
@@ -283,10 +290,10 @@ def kurtosis(logits: np.ndarray) -> np.ndarray:
     return (squares**2).mean(1) / np.maximum(squares.mean(1) ** 2, 1e-30)
 
 
-def random_rows(rows: np.ndarray, seed: int = 0) -> np.ndarray:
+def random_rows(rows: np.ndarray) -> np.ndarray:
     """Return random rows (`DIRECTIONS`, D) with the mean and covariance of rows (N, D) scaled to length 1."""
     rows = vectors.unit(rows)
-    normal = np.random.default_rng(seed).standard_normal((DIRECTIONS, len(rows)), dtype=np.float32)
+    normal = np.random.default_rng(0).standard_normal((DIRECTIONS, len(rows)), dtype=np.float32)
     return rows.mean(0) + normal @ (rows - rows.mean(0)) / math.sqrt(len(rows))
 
 
@@ -299,7 +306,7 @@ def _kurtosis_by_chance(store: Tables, name: str) -> dict[str, float]:
             if rows.any():
                 drawn = random_rows(rows)
                 logits = np.concatenate([drawn @ block.T for block in vectors.blocks(tokens)], axis=1)
-                chance[f"{site}.{layer}"] = float(np.percentile(kurtosis(logits), ABOVE))
+                chance[f"{site}.{layer}"] = float(np.percentile(kurtosis(logits), NULL_PERCENTILE))
     return chance
 
 
@@ -360,7 +367,7 @@ def _logits(tokens: Any, rows: np.ndarray) -> np.ndarray:
     return logits
 
 
-def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbours:
+def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbors:
     """Return the k rows with the largest cosine to the query (polarity +) or to its negative (polarity -)."""
     both = [
         (cosine, identity, polarity)

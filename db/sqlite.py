@@ -104,7 +104,7 @@ class SqliteFile:
         return _version(self.database) != BEFORE_TERMS
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query; none if the file is not there yet, which the first write makes.
+        """Return the rows of a query; none if the file does not exist yet (the first write makes it).
 
         Raises `StoreError` if the file cannot be made, so that no work is lost.
         """

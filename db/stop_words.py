@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STOP_WORDS = frozenset(Path(__file__).with_name("stop_words.txt").read_text(encoding="utf-8").split())
-"""The English words that only join others, and what an apostrophe leaves of two. Of the most common words of texts
-others are what a search is about, such as war and water."""
+"""English function words, and the pieces that an apostrophe leaves. Frequent words that a search can be about, such as
+war and water, are not in it."""
 
 
 def without_stop_words(words: Sequence[str]) -> list[str]:

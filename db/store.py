@@ -59,7 +59,7 @@ def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
 
 
 @contextmanager
-def open_alone(path: str | Path, model_name: str) -> Iterator[Store]:
+def open_without_model(path: str | Path, model_name: str) -> Iterator[Store]:
     """Open a store of a model of this name whose scan is finished, without the model. Raises `StoreError` otherwise."""
     with open_store(path) as store:
         store.facts.get("finished")
@@ -103,7 +103,7 @@ def documents_read(facts: Mapping[str, Any]) -> int | None:
 
 
 class Store(Tables):
-    """An index of neurons: a SQLite file and vector indexes next to it."""
+    """An index of neurons: its tables, checks and searches."""
 
     @property
     @reads
@@ -254,7 +254,7 @@ class Store(Tables):
 
     @property
     @reads
-    def sample(self) -> str:
+    def documents_phrase(self) -> str:
         """Which documents of which corpus a finished index holds, as a phrase."""
         facts = self.facts.all()
         corpus, limit, size = facts["corpus"], facts.get("limit"), facts.get("documents")
@@ -264,7 +264,7 @@ class Store(Tables):
         if size is None:
             return f"the first {limit:,} documents of {corpus}"
         shipped = "; it comes with icebear, and icebear index makes a larger one" if facts.get("shipped") else ""
-        return f"{limit:,} of {size:,} {documents} of {corpus}, drawn at random with a fixed seed{shipped}"
+        return f"{limit:,} of {size:,} {documents} of {corpus}, a random sample by hash{shipped}"
 
     @reads
     def made_with(self) -> dict[str, Any]:
@@ -285,7 +285,11 @@ class Store(Tables):
         state = "complete" if self.is_complete else "without vectors" if scanned else "unfinished"
         tables = ("neurons", "examples", "attributions", "meanings", "labels", "concepts")
         rows = {table: self.count(table) for table in tables}
-        rows = {"neurons": self.neurons.count(), "heads": rows.pop("neurons") - self.neurons.count(), **rows}
+        rows = {
+            "neurons": self.neurons.count_without_heads(),
+            "heads": rows.pop("neurons") - self.neurons.count_without_heads(),
+            **rows,
+        }
         return {"state": state, "shards": len(shards), "sentences": sum(shards.values()), **rows}
 
     def changed(self) -> int:

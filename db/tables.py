@@ -17,7 +17,7 @@ from icebear.values import one_of
 
 
 class Tables(SqliteFile):
-    """An index of neurons: a SQLite file and vector indexes next to it.
+    """An open store, table by table: a SQLite file and vector indexes next to it.
 
     Each attribute reads and writes some of the tables. Others can read while one process writes.
     """

@@ -21,11 +21,11 @@ SPACED = (
     *("DEVANAGARI", "BENGALI", "GURMUKHI", "GUJARATI", "ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA"),
     *("TIBETAN", "ETHIOPIC", "CHEROKEE", "CANADIAN SYLLABICS", "MONGOLIAN", "TIFINAGH", "DIGIT", "MODIFIER LETTER"),
 )
-"""How the names of letters begin whose scripts put spaces between words, and of those that all scripts have. Any other
-script is searched by its characters, which misses nothing."""
+"""Beginnings of the Unicode names of letters in scripts with spaces between words, and of digits and modifier letters.
+The letters of all other scripts are terms one by one, which misses nothing."""
 OPTIONAL_MARKS = ("COMBINING", "ARABIC", "HEBREW", "SYRIAC", "MUSICAL")
-"""How the names of marks begin that people leave out: accents, and vowels of these scripts. Others, such as the vowels
-of Hindi, are letters."""
+"""Beginnings of the Unicode names of marks that people leave out: accents, and vowels of these scripts. Other marks,
+such as the vowels of Hindi, are letters."""
 IOTA = "\u0345"
 """The mark under a Greek letter, whose capital is a letter."""
 DOTLESS = "\u0131"

@@ -170,14 +170,14 @@ class VectorFiles:
         return (rows - center) / spread if len(rows) else np.zeros((0, len(center)), dtype=np.float32)
 
     @property
-    def writing(self) -> list[str]:
+    def output_names(self) -> list[str]:
         """The names of the indexes of what neurons write."""
         return ["w_out", *([LENS] if self.has(LENS) else [])]
 
     @property
-    def outputs(self) -> str:
-        """The name of the index that a search takes: through the averaged Jacobian if it was built."""
-        return self.writing[-1]
+    def search_output_name(self) -> str:
+        """The name of the one that a search reads: through the averaged Jacobian if it was built."""
+        return self.output_names[-1]
 
     def set_null(self, name: str, directions: np.ndarray, pooled: bool = False) -> None:
         """Save the mean and standard deviation of each row's cosines with random directions (N, D).
@@ -189,7 +189,11 @@ class VectorFiles:
         cosines = [rows @ directions.T for rows in blocks(self.get(name))]
         mean, std = (np.concatenate([getattr(block, part)(1) for block in cosines]) for part in ("mean", "std"))
         if pooled and std.any():
-            neurons = std[: 2 * self.neurons.count()] if std[: 2 * self.neurons.count()].any() else std
+            neurons = (
+                std[: 2 * self.neurons.count_without_heads()]
+                if std[: 2 * self.neurons.count_without_heads()].any()
+                else std
+            )
             std[std > 0] = np.median(neurons[neurons > 0])
         self.file.insert("vectors_null", [(name, mean.tobytes(), std.tobytes())])
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import escape
 
-from icebear.actmax.page import STYLE, Card, card_fragment, vocabulary_html
+from icebear.actmax.card import Card, card_fragment
+from icebear.actmax.page import STYLE, vocabulary_html
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.method import Method
@@ -156,7 +157,7 @@ class Explanation(ExplainedPrediction):
 
 
 def described(store: Store, neurons: Sequence[Neuron], model: Model | None) -> tuple[Card, ...]:
-    from icebear.actmax.card import describe
+    from icebear.actmax.describe import describe
     from icebear.actmax.writes import PAGE_SENTENCES
 
     return tuple(describe(store, n, model, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons)
@@ -171,14 +172,14 @@ def explained_nodes(
 ) -> tuple[ExplainedNode, ...]:
     """Return ranked nodes with all that is known of them. effects: of those that were measured."""
     words = projections(model, (row.neuron for row in rows), PROJECTED_WORDS)
-    known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
+    known = store.labels.automatic(dict.fromkeys(row.neuron for row in rows)) if store else {}
     significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
     numbers = {row: number for number, row in enumerate(effects.nodes if effects else ())}
     answer = effects_on_answer(effects, relevance) if effects else []
     log_probabilities = _log_probabilities(effects) if effects else ()
     nodes = []
     for row in rows:
-        label = store.labels.name(row.neuron, row.polarity) if store else None
+        label = store.labels.shown(row.neuron, row.polarity) if store else None
         meaning = significant.get((row.neuron, row.polarity))
         about: tuple[Any, ...] = (words.get(row.neuron), label, meaning)
         if effects and row in numbers:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from icebear.concepts.results.result import Relevance
 from icebear.db.store import Store
-from icebear.records import Meaning, Ranked
+from icebear.records import AutomaticLabel, Ranked
 
 STRONGEST = 20
 """Neurons and heads whose labels are looked up."""
@@ -18,7 +18,7 @@ class NodeMeaning(NamedTuple):
     node: Ranked
     share: float
     """Its relevance, divided by the number that is explained."""
-    meaning: Meaning
+    meaning: AutomaticLabel
 
 
 def node_meanings(relevance: Relevance, store: Store, k: int = STRONGEST) -> list[NodeMeaning]:
@@ -44,6 +44,6 @@ def node_meanings(relevance: Relevance, store: Store, k: int = STRONGEST) -> lis
     sites = [site for site, recorded in (("ffn", "ffn"), ("head", "attn")) if recorded in relevance.sites]
     rows = [row for site in sites for row in relevance.top(k, site=site)]
     rows = sorted(rows, key=lambda row: -row.relevance)[:k]
-    known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows))
+    known = store.labels.automatic(dict.fromkeys(row.neuron for row in rows))
     labels = ((row, known.get((row.neuron, row.polarity or "+"))) for row in rows)
     return [NodeMeaning(row, row.relevance / total, label) for row, label in labels if label and label.significant]

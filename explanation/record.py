@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from icebear.actmax.page import Card
+from icebear.actmax.card import Card
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.answers.what_if import WhatIf
 from icebear.concepts.nodes.controls import Ablation
@@ -18,7 +18,7 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import StageShares
 from icebear.concepts.stages.stages import Stages
 from icebear.convert import Tabled
-from icebear.records import Meaning, Projection, RandomControl, Ranked
+from icebear.records import AutomaticLabel, Projection, RandomControl, Ranked
 from icebear.result_files import SavedResult
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ExplainedNode:
     """None for heads, and for sites that do not write to the residual stream."""
     label: str | None = None
     """The label that a person gave, or the automatic label if it is significant."""
-    meaning: Meaning | None = None
+    meaning: AutomaticLabel | None = None
     """The automatic label if it is significant."""
     raises: tuple[str, ...] = ()
     """The likely next words that the node raises most here (`effects`)."""
@@ -109,7 +109,7 @@ class ExplainedPrediction(SavedResult, Tabled):
         return max(map(abs, self.random_effects), default=0.0)
 
     @property
-    def meanings(self) -> list[Meaning]:
+    def meanings(self) -> list[AutomaticLabel]:
         """The significant automatic labels of the nodes."""
         return list({(m.neuron, m.polarity): m for m in (node.meaning for node in self.nodes) if m}.values())
 

@@ -1,17 +1,17 @@
 """The public names. Type checkers read this file; `__init__.py` imports each name when it is first used."""
 
-from .actmax.card import describe as describe
+from .actmax.card import Card as Card
+from .actmax.describe import describe as describe
 from .actmax.index.annotation import annotate as annotate
 from .actmax.index.build import build_index as build_index
 from .actmax.index.corpus import Corpus as Corpus
 from .actmax.index.corpus import read_corpus as read_corpus
+from .actmax.index.example_embedding import embed_examples as embed_examples
 from .actmax.index.image_corpus import read_images as read_images
-from .actmax.index.meanings import embed_examples as embed_examples
 from .actmax.index.parts import merge_parts as merge_parts
 from .actmax.index.parts import scan_part as scan_part
 from .actmax.more_examples import MoreExamples as MoreExamples
 from .actmax.more_examples import more_examples as more_examples
-from .actmax.page import Card as Card
 from .actmax.shipped.shipped_index import shipped_store as shipped_store
 from .claims.check import check as check
 from .claims.checked import CheckedClaims as CheckedClaims

@@ -16,7 +16,7 @@ from cattrs import Converter
 from icebear.converters import check_version, plain_converter
 from icebear.edits import AnyEdit, Edit, VectorEdit
 from icebear.errors import IcebearError, InputError, RecipeError, need
-from icebear.paths import local, read_text, write_file
+from icebear.paths import check_new, read_text, write_file
 from icebear.records import InNotebooks
 from icebear.values import text_of
 
@@ -124,8 +124,8 @@ class Saved(InNotebooks):
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write a file that `load` reads. Raises `RecipeError`, also if there is one and `overwrite` is False."""
-        if not overwrite and local(path).exists():
-            raise RecipeError(f"{path} exists already; choose another path, or pass overwrite=True.")
+        if not overwrite:
+            check_new(path, RecipeError)
         try:
             text = self.to_json()
         except (TypeError, ValueError, RecursionError) as reason:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 from icebear.errors import InputError
-from icebear.points import NAMED, parse_name
+from icebear.points import NAMED, check_model, parse_name
 from icebear.records import Neuron, as_neuron
 from icebear.values import check_int, one_of, real, several, shown, stable_hash, text_of
 
@@ -155,12 +155,14 @@ class Edit:
         return f"{self.neuron}{change}{_where_text(self)}{share}"
 
     @classmethod
-    def parse(cls, text: str) -> Edit:
-        """Parse the notation of an edit. Raises `InputError` for any other text."""
+    def parse(cls, text: str, model: str | None = None) -> Edit:
+        """Parse the notation of an edit. model: as of `Neuron.parse`. Raises `InputError` for any other text."""
         match = _EDIT.fullmatch(text.strip()) if isinstance(text, str) else None
         if not match:
             raise InputError(f"{shown(text)} is not an edit; {EXAMPLES}.")
         neuron: Any = match["neuron"]
+        if model is not None:
+            check_model(neuron, model)
         try:
             value = float(match["value"] or 0)
             decay = float(match["decay"] or 1)
@@ -274,12 +276,12 @@ def _check_source(source: SwapSource) -> None:
 
 
 @overload
-def parse_edits(edits: Edit | str | Iterable[Edit | str]) -> list[Edit]: ...
+def parse_edits(edits: Edit | str | Iterable[Edit | str], model: str | None = None) -> list[Edit]: ...
 @overload
-def parse_edits(edits: AnyEdit | str | Iterable[AnyEdit | str]) -> list[AnyEdit]: ...
-def parse_edits(edits: Any) -> Any:
-    """Return one or several edits, given as records or text. Raises `InputError`."""
-    return [edit if isinstance(edit, AnyEdit) else Edit.parse(edit) for edit in several(edits)]
+def parse_edits(edits: AnyEdit | str | Iterable[AnyEdit | str], model: str | None = None) -> list[AnyEdit]: ...
+def parse_edits(edits: Any, model: str | None = None) -> Any:
+    """Return one or several edits, given as records or text. model: as of `Neuron.parse`. Raises `InputError`."""
+    return [edit if isinstance(edit, AnyEdit) else Edit.parse(edit, model) for edit in several(edits)]
 
 
 def _bounds(where: str) -> list[tuple[int, int]]:

@@ -64,6 +64,14 @@ def read_text(path: str | Path, error: type[IcebearError] = InputError) -> str:
         raise error(f"{path} cannot be read ({reason.strerror}); check the path.") from None
 
 
+def check_new(path: str | Path, error: type[IcebearError] = InputError) -> None:
+    """Raise `error` if there is a file, in words for Python and for the command line, which replaces no file."""
+    if local(path).exists():
+        raise error(
+            f"{path} exists already; choose another path, or delete the file (in Python, overwrite=True replaces it)."
+        )
+
+
 def write_file(
     path: str | Path, content: str | bytes, error: type[IcebearError] = InputError, new: bool = False
 ) -> None:

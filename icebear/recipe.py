@@ -68,7 +68,7 @@ class Recipe(Saved):
     def for_model(cls, model: Any, name: str, edits: Iterable[AnyEdit | str], **provenance: Any) -> Recipe:
         of_type(model, "model", {"Model"})
         provenance = {**provenance, "made_with": model.made_with}
-        return cls(name, tuple(parse_edits(edits)), model.name, model.fingerprint, provenance)
+        return cls(name, tuple(parse_edits(edits, model.name)), model.name, model.fingerprint, provenance)
 
     def __mul__(self, share: float) -> Recipe:
         """Return the recipe at a share of its strength, from 0 (no change) to 1."""

@@ -9,7 +9,7 @@ from reprlib import Repr
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
-from icebear.points import HOOKS, hook_name, parse_name
+from icebear.points import HOOKS, check_model, hook_name, parse_name
 from icebear.result_files import SavedResult
 from icebear.values import check_int, one_of, shown
 
@@ -119,10 +119,13 @@ class Neuron:
         return f"L{self.layer}.{self.site}.{self.index}"
 
     @classmethod
-    def parse(cls, text: str) -> Neuron:
+    def parse(cls, text: str, model: str | None = None) -> Neuron:
         """Parse the id of a neuron or head, or its name in TransformerLens (``blocks.29.mlp.hook_post[860]``,
         ``blocks.4.attn.hook_z[3]``, ``L4H3``), interp-engine (``mlp_act.29[860]``, ``z.4[70]``) or Neuronpedia
-        (``29-ffn-plus/860``); see `icebear.points`. Raises `InputError` for any other text."""
+        (``29-ffn-plus/860``); see `icebear.points`. Raises `InputError` for any other text, and for a neuron of another
+        model than the one of this name, where both are named."""
+        if model is not None and isinstance(text, str):
+            check_model(text.strip(), model)
         match = _NEURON.fullmatch(text.strip()) if isinstance(text, str) else None
         named = parse_name(text.strip()) if isinstance(text, str) and not match else None
         if named:
@@ -144,14 +147,19 @@ class Neuron:
         return hook_name(self.layer, self.site, self.index)
 
 
-def as_neuron(neuron: Neuron | str) -> Neuron:
-    """Return a neuron, given as a record or by its id. Raises `InputError` for any other value."""
-    return neuron if isinstance(neuron, Neuron) else Neuron.parse(neuron)
+def as_neuron(neuron: Neuron | str, model: str | None = None) -> Neuron:
+    """Return a neuron, given as a record or by its id. model: as of `Neuron.parse`. Raises `InputError` for any other
+    value."""
+    return neuron if isinstance(neuron, Neuron) else Neuron.parse(neuron, model)
 
 
 POLARITIES: tuple[Literal["+"], Literal["-"]] = ("+", "-")
 IMAGES = "images"
 """What the fact ``input`` of an index of images says; an index of texts has no such fact."""
+
+
+def sign_of(polarity: str) -> int:
+    return 1 if polarity == "+" else -1
 
 
 @dataclass(frozen=True)
@@ -252,7 +260,7 @@ class NeuronStatistics:
 
 
 @dataclass(frozen=True)
-class Meaning:
+class AutomaticLabel:
     """The automatic label of a neuron at a polarity, with its score on test documents."""
 
     neuron: Neuron
@@ -273,7 +281,7 @@ class Meaning:
     """All scores and controls."""
 
     @classmethod
-    def hardly_active(cls, neuron: Neuron, polarity: str) -> Meaning:
+    def hardly_active(cls, neuron: Neuron, polarity: str) -> AutomaticLabel:
         return cls(neuron, polarity, "", "hardly active at this polarity", "token", 0.5, 1.0, False, {})
 
     @property

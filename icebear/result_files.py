@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from icebear.converters import check_version, checked, plain_converter
 from icebear.errors import InputError
-from icebear.paths import existing, local, write_file
+from icebear.paths import check_new, existing, write_file
 from icebear.values import of_type
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class SavedResult:
         InputError
             If the file exists and `overwrite` is False, or if it cannot be written.
         """
-        if not overwrite and local(path).exists():
-            raise InputError(f"{path} exists already; choose another path, or pass overwrite=True.")
+        if not overwrite:
+            check_new(path)
         tensors: Tensors = {}
         try:
             record = _packed(_converter(()).unstructure(self), tensors, {})

@@ -27,6 +27,11 @@ def common_length(values: Sequence[Any], others: Sequence[Any]) -> int:
     return next((at for at in range(shortest) if values[at] != others[at]), shortest)
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a number of things: "1 edit", "2 edits"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def shown(value: object) -> str:
     """Return a value for a message, in one line of at most 60 characters."""
     try:

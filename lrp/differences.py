@@ -35,7 +35,7 @@ from icebear.lrp.paired_rows import (
     Unreadable,
     wide,
 )
-from icebear.lrp.rules import Multiplied, Scaled, normalised
+from icebear.lrp.rules import Multiplied, Scaled, normalized
 from icebear.models.parts import experts
 from icebear.models.parts.experts import partner
 from icebear.models.parts.families import family_of
@@ -177,10 +177,10 @@ def softmax(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 def norm(mode: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool) -> Tensor:
     """y = x r(m), m = mean(x^2): dy = mean(r) dx + mean(x) dr, dr by r's secant between both m; behind centring."""
     with torch.no_grad():
-        y = normalised(x, weight, bias, eps, center)
-    centred = x - x.mean(-1, keepdim=True) if center else x
-    power = square(centred).mean(-1, keepdim=True)
-    line = PairedProduct.apply(centred, secant(lambda m: torch.rsqrt(m + eps), power), torch.mul)
+        y = normalized(x, weight, bias, eps, center)
+    centered = x - x.mean(-1, keepdim=True) if center else x
+    power = square(centered).mean(-1, keepdim=True)
+    line = PairedProduct.apply(centered, secant(lambda m: torch.rsqrt(m + eps), power), torch.mul)
     return InPlaceOf.apply(line if weight is None else line * weight, y)  # type: ignore[no-any-return]
 
 

@@ -23,7 +23,7 @@ from icebear.models.parts.linear import Linear, packed
 
 FACTORS = {"taylor": (0.5, 0.5), "constant": (0.0, 1.0)}
 """Softmax rule -> the factors of the gradients at queries and keys, and at the output of attention."""
-PARTS = ("q", "k", "attn", "ffn")
+HOOKED_SITES = ("q", "k", "attn", "ffn")
 
 
 class ModuleHooks:
@@ -35,17 +35,21 @@ class ModuleHooks:
         modules = list(net.modules())
         self.methods = [(part, type(part).forward) for part in modules]
         usual = model.has_family and model.task.stacks == 1 and not (model.family.experts or model.has_scan)
-        usual = usual and all(site in model.sites and len(model.layers_with(site)) == len(layers) for site in PARTS)
+        usual = usual and all(
+            site in model.sites and len(model.layers_with(site)) == len(layers) for site in HOOKED_SITES
+        )
         if not usual or model.offloaded or any(map(packed, modules)):
             raise LookupError("not a language model of the usual form")
-        self.q, self.k, self.heads, self.ffn = ([model.site_module(site, layer) for layer in layers] for site in PARTS)
+        self.q, self.k, self.attention_outputs, self.ffn = (
+            [model.site_module(site, layer) for layer in layers] for site in HOOKED_SITES
+        )
         self.q_columns, self.k_columns = model.columns("q"), model.columns("k")
         self.elementwise = elementwise_modules(net)
         self.norms = [module for module in modules if isinstance(module, nn.LayerNorm)]
         biased = [part for part in modules if Linear.reads(part) and getattr(part, "bias", None) is not None]
         self.scored = [module for module in dict.fromkeys((*self.q, *self.k)) if module in biased]
         self.biased = [module for module in biased if module not in self.scored]
-        self.gated = _products(self.ffn, modules)
+        self.gated = _gated_outputs(self.ffn, modules)
         table = model.family.position_embedding
         self.tables = [module for path, module in net.named_modules() if table and path == table]
         self.first_layer = model.layer_modules[0]
@@ -69,8 +73,8 @@ class ModuleHooks:
                 undo.callback(module.register_forward_hook(partial(_biased, mode)).remove)
             for module in self.gated:
                 undo.callback(module.register_forward_pre_hook(_halved).remove)
-            for module in self.heads:
-                undo.callback(module.register_forward_pre_hook(partial(_attended, mode)).remove)
+            for module in self.attention_outputs:
+                undo.callback(module.register_forward_pre_hook(partial(_attention_output, mode)).remove)
             for module in self.tables:
                 added: list[Tensor] = []
                 undo.callback(module.register_forward_hook(lambda *call: added.append(call[-1])).remove)  # noqa: B023
@@ -92,7 +96,7 @@ class ModuleHooks:
             yield
 
 
-def _products(ffn: Sequence[nn.Module], modules: Sequence[nn.Module]) -> list[nn.Module]:
+def _gated_outputs(ffn: Sequence[nn.Module], modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the W_out of gated FFNs: the maps beside them have two outputs for each neuron."""
     parents = {child: module for module in modules for child in module.children()}
     maps = {w_out: [part for part in parents[w_out].children() if Linear.reads(part)] for w_out in ffn}
@@ -110,7 +114,7 @@ def _halved(module: nn.Module, args: tuple) -> None:
         args[0].register_hook(lambda g: g * 0.5)
 
 
-def _attended(mode: RelevanceMode, module: nn.Module, args: tuple) -> None:
+def _attention_output(mode: RelevanceMode, module: nn.Module, args: tuple) -> None:
     factor = FACTORS[mode.method.softmax][1]
     if factor != 1 and is_activation(args[0]):
         args[0].register_hook(partial(_scaled, mode, factor, factor, args[0].detach()))

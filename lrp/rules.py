@@ -70,7 +70,7 @@ def uniform(y: Tensor, fresh: bool = False) -> Tensor:
 
 
 class Norm(Function):
-    """Normalisation rule, AttnLRP Eq. 19: the divisor of LayerNorm and RMSNorm is a constant.
+    """Normalization rule, AttnLRP Eq. 19: the divisor of LayerNorm and RMSNorm is a constant.
 
     y = (x - mean(x)) / divisor * weight + bias over the last dimension; `center` is False for RMSNorm.
     """
@@ -79,7 +79,7 @@ class Norm(Function):
     def forward(  # type: ignore[override]
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool
     ) -> Tensor:
-        y = normalised(x, weight, bias, eps, center)
+        y = normalized(x, weight, bias, eps, center)
         power = x.var(-1, correction=0, keepdim=True) if center else x.pow(2).mean(-1, keepdim=True)
         ctx.save_for_backward(weight, torch.rsqrt(power + eps))
         ctx.center = center
@@ -92,7 +92,7 @@ class Norm(Function):
         return (g - g.mean(-1, keepdim=True) if ctx.center else g), None, None, None, None
 
 
-def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool) -> Tensor:
+def normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool) -> Tensor:
     width = (x.shape[-1],)
     return F.layer_norm(x, width, weight, bias, eps) if center else F.rms_norm(x, width, weight, eps)
 
@@ -185,8 +185,8 @@ def coefficients(rule: LinearRule, y: Tensor, plus: Tensor, minus: Tensor, R: Te
         return nothing, quotient.masked_fill(y <= 0, 0), quotient.masked_fill(y > 0, 0)
     assert isinstance(rule, Gamma)
     share = _divide(R, y + rule.gamma * torch.where(y > 0, plus, minus))
-    favoured = rule.gamma * share
-    return share, favoured.masked_fill(y <= 0, 0), favoured.masked_fill(y > 0, 0)
+    favored = rule.gamma * share
+    return share, favored.masked_fill(y <= 0, 0), favored.masked_fill(y > 0, 0)
 
 
 def _transposed(f: Callable, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

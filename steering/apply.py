@@ -15,7 +15,7 @@ from torch import Tensor
 
 from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.run import Logits, forward
-from icebear.concepts.passes.sites import check_vector, hooks, neuron_site, stream_hooks
+from icebear.concepts.passes.sites import check_vector, hooks, neuron_columns, neuron_site, stream_hooks
 from icebear.edits import AnyEdit, Edit, SwapSource, VectorEdit, last_position, parse_edits
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -95,12 +95,12 @@ def _steered(
     if prompt_tokens is not None:
         prompt_tokens = check_int(prompt_tokens, "The number of the prompt's tokens")
     rows = None if rows is None else [check_int(row, "A row of the batch", 0) for row in several(rows)]
-    wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
+    wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits, model.name)]
     of_neurons, of_vectors = _checked(model, wanted)
     swapped = _swapped_values(model, of_neurons)
-    where = _Edited(model, prompt_tokens, rows)
-    where.is_placed = any(edit.where != "all" or edit.decay != 1 for edit in wanted)
-    acts = where.acts
+    tracker = _EditTracker(model, prompt_tokens, rows)
+    tracker.acts_at_some_tokens = any(edit.where != "all" or edit.decay != 1 for edit in wanted)
+    acts = tracker.acts
     by_site_layer: dict[tuple[str, int], list[Edit]] = {}
     for edit in of_neurons:
         by_site_layer.setdefault((neuron_site(edit.neuron.site), edit.layer), []).append(edit)
@@ -110,33 +110,33 @@ def _steered(
 
     def visit(site: str, layer: int, x: Tensor) -> Tensor:
         for edit in by_site_layer[site, layer] if is_on() else ():
-            x = _apply(edit, x, where, model.head_dim, swapped.get(edit), acts if trace else None)
+            x = _apply(edit, x, tracker, model.head_dim, swapped.get(edit), acts if trace else None)
         return x
 
     def visit_stream(layer: int, x: Tensor) -> Tensor:
         for edit in of_vectors if is_on() else ():
-            x = _added(model, edit, x, where, acts if trace else None) if edit.layer == layer else x
+            x = _added(model, edit, x, tracker, acts if trace else None) if edit.layer == layer else x
         return x
 
     @contextmanager
     def edited() -> Iterator[None]:
         layers = {edit.layer for edit in of_vectors}
-        with where.following(), hooks(model, by_site_layer, visit), stream_hooks(model, layers, visit_stream):
+        with tracker.following(), hooks(model, by_site_layer, visit), stream_hooks(model, layers, visit_stream):
             yield
 
     with model.lock.yielding(edited):
         yield acts
-    _warn_of_idle(wanted if when is None else (), where)
+    _warn_of_idle(wanted if when is None else (), tracker)
 
 
-class _Edited(TokenTracker):
+class _EditTracker(TokenTracker):
     """Follows a model with edits."""
 
-    is_placed = False
+    acts_at_some_tokens = False
     """Whether some edits act at some tokens only."""
 
     def begin(self, rows: int, option: Callable[[str], Any]) -> None:
-        if self.is_placed and option("guidance_scale") not in (None, 1):
+        if self.acts_at_some_tokens and option("guidance_scale") not in (None, 1):
             raise InputError(
                 "With guidance_scale the model reads a second text, whose tokens are no prompt and no answer; leave it "
                 "out, or edit all tokens."
@@ -151,9 +151,9 @@ def _warn_of_unused(entered: Generator[Any], edits: Any) -> None:
         )
 
 
-def _warn_of_idle(edits: Iterable[AnyEdit], where: TokenTracker) -> None:
-    idle = [edit for edit in edits if edit not in where.acted]
-    if idle and where.ran:
+def _warn_of_idle(edits: Iterable[AnyEdit], tracker: TokenTracker) -> None:
+    idle = [edit for edit in edits if edit not in tracker.acted]
+    if idle and tracker.ran:
         logging.getLogger("icebear").warning(
             "%s acted at no token; check where it acts, and whether a text was that long.", " and ".join(map(str, idle))
         )
@@ -195,37 +195,32 @@ def _swapped_values(model: Model, edits: Iterable[Edit]) -> dict[Edit, Tensor]:
             read = values.activations(0)[neuron_site(edit.neuron.site)][edit.neuron.layer, span]
             if last_position(edit.where) >= len(read):
                 raise InputError(f"{edit} reads a token that its prompt does not have; it has {len(read)} tokens.")
-            swapped[edit] = read[:, _columns(edit, model.head_dim)].clone()  # a view keeps all neurons
+            swapped[edit] = read[:, neuron_columns(edit.neuron, model.head_dim)].clone()  # a view keeps all neurons
     return swapped
 
 
-def _columns(edit: Edit, head_dim: int) -> slice:
-    width = head_dim if edit.neuron.site == "head" else 1
-    return slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
-
-
 def _apply(
-    edit: Edit, x: Tensor, where: TokenTracker, head_dim: int, swapped: Tensor | None, trace: list[Act] | None
+    edit: Edit, x: Tensor, tracker: TokenTracker, head_dim: int, swapped: Tensor | None, trace: list[Act] | None
 ) -> Tensor:
-    columns = _columns(edit, head_dim)
+    columns = neuron_columns(edit.neuron, head_dim)
     old = x[..., columns]  # (B, T, 1 or head_dim)
-    acts, strength = where.acting(edit, x)  # (B, T, 1)
+    acts, strength = tracker.acting(edit, x)  # (B, T, 1)
     if swapped is not None:
-        new = swapped[where.read_at(edit, len(swapped))].to(old)
+        new = swapped[tracker.read_at(edit, len(swapped))].to(old)
     else:
         new = {"set": torch.full_like(old, edit.value), "scale": old * edit.value, "add": old + edit.value}[edit.op]
     if edit.decay != 1 or edit.share != 1:
         new = old + strength * (new - old)
     new = torch.where(acts, new, old)
     if trace is not None:
-        trace.extend(where.acts_of(edit, acts, old, new))
+        trace.extend(tracker.acts_of(edit, acts, old, new))
     return torch.cat((x[..., : columns.start], new, x[..., columns.stop :]), dim=-1)
 
 
-def _added(model: Model, edit: VectorEdit, x: Tensor, where: TokenTracker, trace: list[Act] | None) -> Tensor:
+def _added(model: Model, edit: VectorEdit, x: Tensor, tracker: TokenTracker, trace: list[Act] | None) -> Tensor:
     check_vector(model, edit.vector, x)
-    acts, strength = where.acting(edit, x)  # (B, T, 1)
+    acts, strength = tracker.acting(edit, x)  # (B, T, 1)
     new = x + torch.where(acts, strength, 0) * torch.tensor(edit.vector, dtype=x.dtype, device=x.device)
     if trace is not None:
-        trace.extend(where.acts_of(edit, acts, x, new))
+        trace.extend(tracker.acts_of(edit, acts, x, new))
     return new

@@ -22,23 +22,25 @@ from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.dose import dose
 from icebear.steering.flipping.last_token import LastToken, values_by_step
+from icebear.steering.flipping.phrases import holds
 from icebear.steering.provenance import FlipRecord, Outcome
 from icebear.steering.random_edits import logits_under, random_edits, random_edits_text
 from icebear.steering.side_effects import HeldOutContexts
 from icebear.steps import OnProgress, unwatched
+from icebear.values import plural
 
 SEED = 0
 """The seed of random edits in every face."""
 NEW_TOKENS = 24
-"""Of both texts of a flip."""
+"""New tokens of each of the two texts of a flip."""
 CONCEPT_TOKENS = 40
 """Of texts that are steered by a concept, unless another number is chosen: they need some room for it."""
 KL_DRAWS = 5
 """The draws of random edits whose off-target KL is measured, which takes longer than all the rest."""
 KL_STEPS = 8
-"""The steps of an off-target KL in the progress: it takes as long as so many tokens."""
+"""Progress steps that one off-target KL counts as: it takes as long as this many tokens."""
 ALL_KL_STEPS = KL_STEPS * (1 + KL_DRAWS)
-STEPS = NEW_TOKENS + ALL_KL_STEPS
+OUTCOME_STEPS = NEW_TOKENS + ALL_KL_STEPS
 """All steps of `outcome_of`."""
 
 
@@ -72,17 +74,19 @@ def outcomes(
     record.check(model)
     edits, contexts = recipe.neuron_edits(), contexts or HeldOutContexts(model)
     draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
-    outcome = _flipped(model, record, edits, draws, contexts)
+    outcome = _flip_outcome(model, record, edits, draws, contexts)
     yield outcome
     if model.task.generates:
         plain, edited = texts_under(
-            model, record.prompt, [[], edits], NEW_TOKENS, lambda done: on_progress(done, STEPS)
+            model, record.prompt, [[], edits], NEW_TOKENS, lambda done: on_progress(done, OUTCOME_STEPS)
         )
     else:
         plain, edited = record.before[0].text, record.text
     outcome = replace(outcome, plain=plain, edited=edited)
     yield outcome
-    yield _with_side_effects(outcome, contexts, edits, draws, lambda done: on_progress(NEW_TOKENS + done, STEPS))
+    yield _with_side_effects(
+        outcome, contexts, edits, draws, lambda done: on_progress(NEW_TOKENS + done, OUTCOME_STEPS)
+    )
 
 
 def answer_outcomes(model: Model, prompt: PromptLike, edits: Sequence[AnyEdit]) -> Iterator[Outcome]:
@@ -122,7 +126,7 @@ def _answered(model: Model, edits: Sequence[AnyEdit], tokens: list[int], rows: T
         is_logit = scores[0].probability is None
         before, after, *drawn = (score.logit if score.probability is None else score.probability for score in scores)
         number = f"{'the logit of ' if is_logit else 'P'}({scores[0].text!r})"
-        return RandomControl(_edits_text(edits), random_edits_text(edits), number, before, after, tuple(drawn))
+        return RandomControl(plural(len(edits), "edit"), random_edits_text(edits), number, before, after, tuple(drawn))
 
     old, new = map(control, zip(*(model.token_scores(row, tokens) for row in rows), strict=True))
     sign = 1 if new.change > 0 else -1
@@ -158,33 +162,38 @@ def steer_concept(
         on_progress(done, total)
 
     comparison = compare(model, prompt, recipe, max_new_tokens, None, temperature, seed, step)
-    sides = [comparison.plain.text, comparison.steered.text]
+    texts = [comparison.plain.text, comparison.steered.text]
     drawn: Sequence[str] = ()
     if draws and model.task.generates:
         third = lambda done: step(2 * max_new_tokens + done)  # noqa: E731
         drawn = texts_under(model, prompt, draws, max_new_tokens, third, None, temperature, seed)
     begun = prompt_line(prompt)
-    before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*sides, *drawn]]))
+    before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*texts, *drawn]]))
     control = RandomControl(
-        _edits_text(edits), random_edits_text(edits), f"{concept.name} in the text", before, after, tuple(random)
+        plural(len(edits), "edit"),
+        random_edits_text(edits),
+        f"{concept.name} in the text",
+        before,
+        after,
+        tuple(random),
     )
     suppress = bool(recipe.provenance.get("suppress"))
-    outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (sides[0], sides[1]))
-    outcome = replace(outcome, dose=dose(model, edits, model.token_ids(begun + sides[0])))
+    outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (texts[0], texts[1]))
+    outcome = replace(outcome, dose=dose(model, edits, model.token_ids(begun + texts[0])))
     return comparison, _with_side_effects(outcome, contexts, edits, draws, lambda done: step(tokens + done))
 
 
 def concept_outcome(
-    name: str, control: RandomControl, suppress: bool, contexts: int, sides: tuple[str, str]
+    name: str, control: RandomControl, suppress: bool, contexts: int, texts: tuple[str, str]
 ) -> Outcome:
-    """Return the outcome of a concept's measures, without its side effects. sides: the texts without and with edits."""
+    """Return the outcome of a concept's measures, without its side effects. texts: those without and with edits."""
     sign = -1 if suppress else 1
     reached, as_far = sign * control.change > 0, sum(sign * (value - control.after) >= 0 for value in control.drawn)
     aim = f"{'lower' if suppress else 'raise'} {name} as far"
-    return Outcome(control, aim, reached, as_far, contexts, SEED, *sides)
+    return Outcome(control, aim, reached, as_far, contexts, SEED, *texts)
 
 
-def _flipped(
+def _flip_outcome(
     model: Model, record: FlipRecord, edits: list[Edit], draws: list[list[Edit]], contexts: HeldOutContexts
 ) -> Outcome:
     """Return the probabilities without and with edits, under each draw, and with swaps from other prompts, which are
@@ -194,10 +203,15 @@ def _flipped(
     logs = last.logits([values_by_step(model, row) for row in ([], edits, *draws)]).log_softmax(-1)  # (N, S, V)
     phrase = _phrase(record, logs)
     previous = logs[:, 0, record.before[0].id].exp().tolist()
-    _, reached, *others = _hold(record, logs)
+    _, reached, *others = holds(logs, record.phrase, record.top_k)
     new, old = (
         RandomControl(
-            _edits_text(edits), random_edits_text(edits), f"P({text!r})", values[0], values[1], tuple(values[2:])
+            plural(len(edits), "edit"),
+            random_edits_text(edits),
+            f"P({text!r})",
+            values[0],
+            values[1],
+            tuple(values[2:]),
         )
         for text, values in ((record.text, phrase), (record.before[0].text, previous))
     )
@@ -217,13 +231,6 @@ def _phrase(record: FlipRecord, logs: Tensor) -> list[float]:
     return logs[:, range(logs.shape[1]), record.phrase].sum(1).exp().tolist()
 
 
-def _hold(record: FlipRecord, logs: Tensor) -> list[bool]:
-    """Return for each row of logs (N, S, V) whether the flip holds there, as `flip_holds`."""
-    best = logs.topk(record.top_k or 1).indices  # (N, S, K)
-    inside = (best == torch.tensor(record.phrase)[:, None]).any(-1).all(-1)  # (N,)
-    return (inside if record.top_k is None else ~inside).tolist()
-
-
 def _with_side_effects(
     outcome: Outcome,
     contexts: HeldOutContexts,
@@ -236,7 +243,3 @@ def _with_side_effects(
         on_step(KL_STEPS * number)
         kls.append(contexts.off_target_kl(row))
     return replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))
-
-
-def _edits_text(edits: Sequence[AnyEdit]) -> str:
-    return f"{len(edits)} edit{'s' * (len(edits) != 1)}"

@@ -147,7 +147,7 @@ class Outcome(Noted):
     """The number that the edits are for, without and with them, and for each draw of random edits: the probability of
     a flip's token or phrase, or a concept's measure of the text."""
     aim: str
-    """What a draw may do as well, in words."""
+    """What the edits are for, as the end of a sentence: "3 of 20 draws ..."."""
     reached: bool
     """Whether the flip holds, or the concept's measure moved in the wanted direction."""
     as_far: int

@@ -21,7 +21,7 @@ from icebear.recipe import Recipe
 from icebear.records import Neuron, RandomControl
 from icebear.steering.apply import Statistic, steer
 from icebear.steps import OnProgress, unwatched
-from icebear.values import check_int, seed_of, typed
+from icebear.values import check_int, plural, seed_of, typed
 
 EditT = TypeVar("EditT", bound=AnyEdit)
 
@@ -84,16 +84,17 @@ def random_edit_control(
     if isinstance(edits, Recipe):
         edits.check(model)
     draws, seed = check_int(draws, "The number of draws"), seed_of(seed)
-    wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
+    wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits, model.name)]
     named = (likelier_form(model, prompt, token, position) for token in (target, contrast))
     ids = [None if token is None else model.answer_id(token, after=prompt) for token in named]
     rows = [[], wanted, *random_edits(model, wanted, draws, seed)]
-    scores = logits_under(model, objective_of(model, [prompt], position=position), rows, on_progress)
+    of_draws = lambda done, total: on_progress(max(0, done - 2), total - 2)  # noqa: E731
+    scores = logits_under(model, objective_of(model, [prompt], position=position), rows, of_draws)
     wanted_id = int(scores[0].argmax()) if ids[0] is None else ids[0]
     numbers = scores[:, wanted_id] - (0.0 if ids[1] is None else scores[:, ids[1]])
     before, after, *drawn = numbers.tolist()
     names = [None if id is None else model.token_scores(scores[0], [id])[0] for id in (wanted_id, ids[1])]
-    count = f"{len(wanted)} edit{'s' * (len(wanted) != 1)}"
+    count = plural(len(wanted), "edit")
     return RandomControl(
         f"{count} ({', '.join(map(str, wanted[:4]))}{', ...' * (len(wanted) > 4)})",
         random_edits_text(wanted),
@@ -108,10 +109,13 @@ def random_edit_control(
 def logits_under(
     model: Model, objective: Objective, edits: Sequence[Sequence[AnyEdit]], on_progress: OnProgress = unwatched
 ) -> Tensor:
-    """Return the logits (N, V) of a prompt under each of N lists of edits, which are rows of batches."""
+    """Return the logits (N, V) of a prompt under each of N lists of edits, which are rows of batches.
+
+    on_progress: called with (done, total) rows.
+    """
     size, parts = max(1, PASS_TOKENS // objective.batch.spans[1].stop), []
     for start in range(0, len(edits), size):
-        on_progress(max(0, start - 2), len(edits) - 2)
+        on_progress(start, len(edits))
         part = edits[start : start + size]
         with ExitStack() as edited:
             edited.enter_context(model.lock)

@@ -28,7 +28,7 @@ HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="ut
 CONTEXTS = 48
 CONTINUED = 16
 """Tokens of the plain continuation of each context, for edits that act on generated tokens."""
-STRONGEST = 256.0
+MAX_STRENGTH = 256.0
 TRIES = 40
 Reader = Callable[[Sequence[AnyEdit]], Tensor]
 """Reads the held-out contexts under edits: the log-probabilities (N, V) of their next tokens."""
@@ -181,7 +181,7 @@ def strength_at(
     """
     low, high, strength = 0.0, math.inf, start
     seen: list[tuple[float, float]] = []
-    while len(seen) < TRIES and low < STRONGEST:
+    while len(seen) < TRIES and low < MAX_STRENGTH:
         reached = cost(strength)
         if abs(reached - wanted) <= near * wanted:
             return strength, reached
@@ -194,7 +194,7 @@ def strength_at(
             slope = math.log(reached / seen[-1][1]) / math.log(strength / seen[-1][0]) or 2.0
         seen.append((strength, reached))
         guess = strength * math.exp(math.log(wanted / max(reached, wanted * 1e-6)) / max(slope, 0.5))
-        strength = min(max(guess, strength / 8), strength * 8, STRONGEST)
+        strength = min(max(guess, strength / 8), strength * 8, MAX_STRENGTH)
         if math.isfinite(high) and not low < strength < high:
             strength = math.sqrt(low * high) if low else high / 2
     best, reached = min(seen, key=lambda pair: abs(pair[1] - wanted))

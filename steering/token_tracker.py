@@ -180,20 +180,22 @@ class TokenTracker:
             new = len(images.names(self.model, tokens))
         cache = kwargs.get("past_key_values")
         past = int(cache.get_seq_length()) if cache is not None else 0
-        writes = stack == len(self.position) - 1  # an encoder's whole text is prompt
-        mask = self._mask(kwargs.get("attention_mask"), batch, past + new, writes)
+        is_last_stack = stack == len(self.position) - 1  # an encoder's whole text is prompt
+        mask = self._mask(kwargs.get("attention_mask"), batch, past + new, is_last_stack)
         position = (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)  # (B, past + T)
-        columns = (self.prompt_columns if writes else None) or past + new
-        prompt = self._rows(self.prompt_mask, batch) if writes and _is_mask(self.prompt_mask) else mask[:, :columns]
+        columns = (self.prompt_columns if is_last_stack else None) or past + new
+        prompt = (
+            self._rows(self.prompt_mask, batch) if is_last_stack and _is_mask(self.prompt_mask) else mask[:, :columns]
+        )
         unread = max(0, columns - prompt.shape[1])  # of a prompt that is read in chunks
         self.prompt_length[stack] = prompt.sum(1) + unread
         self.position[stack] = position[:, past : past + new]
         self.ids[stack] = tokens.cpu() if tokens.shape == (batch, new) else torch.full((batch, new), UNKNOWN)
 
-    def _mask(self, attention_mask: Any, batch: int, columns: int, writes: bool) -> Tensor:
+    def _mask(self, attention_mask: Any, batch: int, columns: int, is_last_stack: bool) -> Tensor:
         """(B, past + T) 1 for tokens; if a pass has only masks of pairs (static caches), the mask of the prompt."""
         if not _is_mask(attention_mask):
-            attention_mask = self.prompt_mask if writes else None
+            attention_mask = self.prompt_mask if is_last_stack else None
         if not _is_mask(attention_mask):
             return torch.ones(batch, columns, dtype=torch.long)
         mask = self._rows(attention_mask, batch)[:, :columns]

@@ -19,7 +19,7 @@ from icebear.concepts.answers.source_records import MeasuredSource, RandomRemova
 from icebear.concepts.answers.sources import Sources, effect_of_source
 from icebear.explanation.node_meanings import NodeMeaning
 from icebear.models.text.answer import answer_of
-from icebear.records import Meaning, Ranked
+from icebear.records import AutomaticLabel, Ranked
 from icebear.render import heatmap
 from icebear.steering.concept.detectors import ConceptNeuron
 from icebear.steering.monitor.watching import read_message
@@ -43,7 +43,7 @@ def bars_of(page):
 
 
 def test_a_word_has_the_labels_of_its_strongest_nodes(environment, monkeypatch):
-    label = Meaning(Neuron(23, "head", 4), "+", "topic", "cities *of* <b>", "sentence", 0.9, 0.01, True, {})
+    label = AutomaticLabel(Neuron(23, "head", 4), "+", "topic", "cities *of* <b>", "sentence", 0.9, 0.01, True, {})
     node = NodeMeaning(Ranked(label.neuron, 5, None, 1.5), 0.25, label)
     written = output_of("What is the capital of France?", "The capital of France is Paris.")
     page = visit("chat", chat=written, turn="1", span="0-1")

@@ -11,8 +11,8 @@ from appview import fine, set_up, shown, text, visit
 from conftest import LLAMA, random_model
 
 from icebear import Neuron, build_index, describe, open_store
+from icebear.actmax.card import WRITES
 from icebear.actmax.index import build
-from icebear.actmax.page import WRITES
 from icebear.actmax.reading import TextReading
 from icebear.actmax.searching import headings
 from icebear.app.web import neuron_card
@@ -23,7 +23,7 @@ from icebear.app.web.shared.background_job import STOPPED
 from icebear.db.search import by_words
 from icebear.errors import DownloadError
 from icebear.models.loading import loading
-from icebear.records import Meaning, NeuronStatistics
+from icebear.records import AutomaticLabel, NeuronStatistics
 
 
 @pytest.fixture(autouse=True)
@@ -273,8 +273,12 @@ def test_a_label_is_suggested_while_the_card_is_read(environment, monkeypatch):
 
     def label(model, store, neurons, on_progress):
         scored.wait(120)
-        store.labels.set_meanings(
-            [Meaning(one, side, "words", "zebu", "token", 0.9, 0.01, True, {}) for one in neurons for side in "+-"]
+        store.labels.set_automatic(
+            [
+                AutomaticLabel(one, side, "words", "zebu", "token", 0.9, 0.01, True, {})
+                for one in neurons
+                for side in "+-"
+            ]
         )
 
     page = fine(visit("neurons", neuron="L5.ffn.5"))

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from icebear import Concept, build_index, load_model, open_store, read_corpus
 from icebear.actmax.atlas.saved_map import mapped
 from icebear.app.web.shared import markdown
-from icebear.records import Meaning, Neuron
+from icebear.records import AutomaticLabel, Neuron
 from icebear.render import characters, heatmap
 
 LEAK = "![x](http://127.0.0.1:9/{})"
@@ -71,8 +71,9 @@ def hostile(tmp_path_factory):
         build_index(model, read_corpus(str(folder / "corpus.jsonl")), store, k=4)
         mapped(store)
         store.labels.set_manual(NEURON, LEAK.format("label"))
-        store.labels.set_meanings(
-            Meaning(NEURON, sign, "words", LEAK.format("meaning"), "token", 0.9, 0.001, True, {}) for sign in "+-"
+        store.labels.set_automatic(
+            AutomaticLabel(NEURON, sign, "words", LEAK.format("meaning"), "token", 0.9, 0.001, True, {})
+            for sign in "+-"
         )
         concept = Concept.of(model, LEAK.format("concept"), {(NEURON, "+"): 1.0})
         store.concepts.set({concept.name: concept.to_dict()})

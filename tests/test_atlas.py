@@ -15,12 +15,12 @@ from icebear import build_index, open_store, read_corpus
 from icebear.actmax.atlas import clusters, layer_meanings, saved_map
 from icebear.actmax.atlas.atlas import atlas
 from icebear.actmax.atlas.atlas_page import atlas_page, packed, safe_json
-from icebear.actmax.atlas.neighbor_map import STEPS, apart, neighbors, on_page, plane, principal
+from icebear.actmax.atlas.neighbor_map import PAGE_STEPS, apart, neighbors, on_page, plane, principal
 from icebear.actmax.atlas.side_data import SideData
 from icebear.app.cli.main import main
 from icebear.db.vectors import unit
 from icebear.errors import StoreError
-from icebear.records import Meaning, Neuron, Sentence
+from icebear.records import AutomaticLabel, Neuron, Sentence
 
 GROUPS, SIZE, WIDTH = 6, 60, 24
 OF_EACH = 8
@@ -71,17 +71,19 @@ def test_no_two_points_are_in_one_step_of_the_page(kind):
     before = {
         "all equal": np.zeros((50, 2)),
         "a corner": np.full((50, 2), -1.0),
-        "within a step": generator.uniform(-0.2, 0.2, (40, 2)) / STEPS,
+        "within a step": generator.uniform(-0.2, 0.2, (40, 2)) / PAGE_STEPS,
         "many places": np.repeat(generator.uniform(-1, 1, (30, 2)), 7, 0),
         "all apart": generator.uniform(-1, 1, (40, 2)),
     }[kind].astype(np.float32)
     after = apart(before)
     places, steps = ([tuple(row) for row in on_page(points).tolist()] for points in (before, after))
     assert len(set(steps)) == len(steps)
-    assert {*itertools.chain(*steps)} <= {*range(STEPS + 1)}
+    assert {*itertools.chain(*steps)} <= {*range(PAGE_STEPS + 1)}
     assert all(row == old for row, old in zip(steps, places, strict=True) if places.count(old) == 1)
     assert {*places} <= {*steps}
-    assert np.abs(after - before).max() <= 2 * 8 / STEPS  # a square of 8 steps around has room for 288, a corner for 80
+    assert (
+        np.abs(after - before).max() <= 2 * 8 / PAGE_STEPS
+    )  # a square of 8 steps around has room for 288, a corner for 80
 
 
 def test_clusters_are_the_planted_groups(points):
@@ -115,12 +117,20 @@ def examples_of(topic, generator, sentences, topics):
     return csr_matrix((np.ones(len(indices), np.float32), indices, starts), shape=(len(topic), len(sentences)))
 
 
-def data_of(examples, sentences, meanings=None, layer=0):
+def data_of(examples, sentences, sentence_vectors=None, layer=0):
     """Sides with these sentences."""
-    meanings = np.ones((len(sentences), 1)) if meanings is None else meanings
+    sentence_vectors = np.ones((len(sentences), 1)) if sentence_vectors is None else sentence_vectors
     count = examples.shape[0]
     layers = np.broadcast_to(layer, count)
-    return SideData(np.arange(count), np.full(count, "ffn"), layers, examples @ meanings, examples, meanings, sentences)
+    return SideData(
+        np.arange(count),
+        np.full(count, "ffn"),
+        layers,
+        examples @ sentence_vectors,
+        examples,
+        sentence_vectors,
+        sentences,
+    )
 
 
 def test_a_cluster_is_named_by_the_words_of_its_topic_and_random_sides_have_no_name():
@@ -147,13 +157,13 @@ def test_shuffled_clusters_are_named_in_a_twentieth_of_cases_at_most():
 
 def test_clarity_is_the_mean_cosine_of_pairs(rows):
     generator = np.random.default_rng(0)
-    meanings, chosen = unit(rows), [generator.choice(len(rows), count, replace=False) for count in (1, 2, 5)]
+    sentence_vectors, chosen = unit(rows), [generator.choice(len(rows), count, replace=False) for count in (1, 2, 5)]
     examples = csr_matrix((np.ones(8), np.concatenate(chosen), [0, 1, 3, 8]), shape=(3, len(rows)))
     expected = [0.0]
     for ids in chosen[1:]:
-        cosines = meanings[ids] @ meanings[ids].T
+        cosines = sentence_vectors[ids] @ sentence_vectors[ids].T
         expected.append(cosines[~np.eye(len(ids), dtype=bool)].mean())
-    assert layer_meanings.clarity(examples, meanings) == pytest.approx(expected, abs=1e-6)
+    assert layer_meanings.clarity(examples, sentence_vectors) == pytest.approx(expected, abs=1e-6)
 
 
 def test_layers_have_the_meanings_and_partners_that_were_planted():
@@ -161,15 +171,17 @@ def test_layers_have_the_meanings_and_partners_that_were_planted():
     generator, topics = np.random.default_rng(3), [words[:16] for words in TOPICS.values()]
     sentences = sentences_of(topics, generator)
     middles = unit(generator.standard_normal((3, WIDTH)))
-    meanings = unit(np.array([middles[s.id % 3] for s in sentences]) + 0.3 * generator.standard_normal((480, WIDTH)))
-    meanings = unit(meanings - meanings.mean(0))
+    sentence_vectors = unit(
+        np.array([middles[s.id % 3] for s in sentences]) + 0.3 * generator.standard_normal((480, WIDTH))
+    )
+    sentence_vectors = unit(sentence_vectors - sentence_vectors.mean(0))
     layer = np.repeat([0, 1], 100)
     examples = examples_of(np.where(layer == 0, np.arange(200) % 3, -1), generator, sentences, topics).tolil()
     examples[99] = examples[98]
     examples = csr_matrix(examples)
-    data = data_of(examples, sentences, meanings, layer)
+    data = data_of(examples, sentences, sentence_vectors, layer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_meanings, "ALIKE", 0.999)
+        patch.setattr(layer_meanings, "IDENTICAL_COSINE", 0.999)
         clear, random = layer_meanings.layer_meanings(data, 0)
     assert (clear.sides, clear.layer, random.layer) == (100, 0, 1)
     assert clear.clarity > 0.1 > abs(random.clarity)
@@ -181,10 +193,10 @@ def test_layers_have_the_meanings_and_partners_that_were_planted():
 
 def test_what_tests_the_names_does_not_make_the_map():
     topics, generator = [words[:16] for words in TOPICS.values()], np.random.default_rng(4)
-    sentences, meanings = sentences_of(topics, generator), generator.standard_normal((480, WIDTH))
+    sentences, sentence_vectors = sentences_of(topics, generator), generator.standard_normal((480, WIDTH))
     examples = examples_of(np.arange(90) % 3, generator, sentences, topics)
-    data = data_of(examples, sentences, meanings)
-    other = meanings.copy()
+    data = data_of(examples, sentences, sentence_vectors)
+    other = sentence_vectors.copy()
     other[~data.chosen_from] = generator.standard_normal(((~data.chosen_from).sum(), WIDTH))
     (before, inside), (after, _) = data.half(), data_of(examples, sentences, other).half()
     assert np.array_equal(before[inside], after[inside])
@@ -195,11 +207,11 @@ def test_what_tests_the_names_does_not_make_the_map():
 
 def test_partners_by_chance_have_sentences_of_their_layer():
     """Layer 0: all sides have the same sentences, and still do when these are shuffled; layer 1: all have others."""
-    layer, meanings = np.repeat([0, 1], 60), np.eye(240)
+    layer, sentence_vectors = np.repeat([0, 1], 60), np.eye(240)
     indices = np.concatenate([np.tile([0, 1], 60), np.arange(120, 240)])
     examples = csr_matrix((np.ones(240), indices, np.arange(121) * 2), shape=(120, 240))
     sentences = [Sentence(number, "a", str(number), 0, 1, ("a",)) for number in range(240)]
-    sides, cosines = layer_meanings.partners_by_chance(data_of(examples, sentences, meanings, layer), 0)
+    sides, cosines = layer_meanings.partners_by_chance(data_of(examples, sentences, sentence_vectors, layer), 0)
     assert {*sides.tolist()} == {*range(120)}
     assert cosines[sides < 60].min() > 0.7
     assert cosines[sides >= 60].max() == 0
@@ -283,11 +295,11 @@ def test_a_map_is_drawn_once_for_a_state_of_the_index(copied, monkeypatch):
 @pytest.mark.usefixtures("few_contexts")
 def test_a_saved_drawing_is_what_the_page_draws_with_the_labels_of_now(copied):
     result = saved_map.mapped(copied)
-    meanings = [
-        Meaning(Neuron(0, "ffn", number), "-", "words", text, "token", 0.9, 0.01, significant, {})
+    labels = [
+        AutomaticLabel(Neuron(0, "ffn", number), "-", "words", text, "token", 0.9, 0.01, significant, {})
         for number, text, significant in ((1, "ships", True), (2, "songs", True), (3, "nothing", False))
     ]
-    copied.labels.set_meanings(meanings)
+    copied.labels.set_automatic(labels)
     copied.labels.set_manual("L0.ffn.2", 'a "song" \U0001f3b5')
     data = json.loads(saved_map.saved_drawing(copied))
     mine = 'a "song" \U0001f3b5'
@@ -301,7 +313,8 @@ def test_the_command_prints_what_the_map_has(store, tmp_path):
     assert done.exit_code == 0, done.output
     document, result = json.loads(done.stdout), atlas(store)
     assert document["sides"] == len(result.sides)
-    assert [row["size"] for row in document["clusters"]] == [row.size for row in result.clusters]
+    expected = [(row.size, list(row.tested_words)) for row in result.clusters]
+    assert [(row["size"], row["strongest"]) for row in document["clusters"]] == expected
     assert document["layers"][0]["clarity"] == pytest.approx(result.layers[0].clarity)
     assert (tmp_path / "a.html").read_text() == atlas_page(store, result)
     printed = CliRunner().invoke(main, ["atlas", "--store", str(store.path)])

@@ -43,7 +43,7 @@ def prompts(topic, count, seed=0):
 
 def atlas_of(store, labels):
     sides = np.unique(store.example_tables.columns().key)
-    sides = sides[sides < 2 * store.neurons.count()]
+    sides = sides[sides < 2 * store.neurons.count_without_heads()]
     cluster = np.array([labels[side] for side in sides.tolist()])
     rows = [
         Cluster(int((cluster == n).sum()), ("a", "b")[: n % 2], 1.0, 0.5, ("a", "b")) for n in range(max(labels) + 1)
@@ -75,7 +75,7 @@ def store(of_topics, tmp_path_factory):
 @pytest.fixture(scope="module")
 def atlas(store):
     """Clusters 0 to 2: the neurons of a topic at +; 3 to 5: random neurons at -; the other sides have none."""
-    generator, count = np.random.default_rng(0), 2 * store.neurons.count()
+    generator, count = np.random.default_rng(0), 2 * store.neurons.count_without_heads()
     labels = generator.integers(-1, 6, count)
     labels = np.where(labels < 3, -1, labels)
     labels[: 6 * OF_TOPIC : 2] = np.repeat([0, 1, 2], OF_TOPIC)
@@ -88,7 +88,7 @@ def test_shares_are_those_of_the_ranked_nodes(model, tmp_path):
     generator, weights = np.random.default_rng(0), np.array([0.5, 0.25, -1])
     with open_store(tmp_path / "c.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2)
-        atlas = atlas_of(store, generator.integers(-1, 6, 2 * store.neurons.count()))
+        atlas = atlas_of(store, generator.integers(-1, 6, 2 * store.neurons.count_without_heads()))
         cluster = clusters_of(model, store, atlas)
         cases = [Case("the bear"), Case("sand and"), Case("snow", "c", "w")]
         shares, sides = shares_of(model, cluster, cases, weights)
@@ -160,7 +160,7 @@ def test_one_group_is_compared_with_random_neurons(of_topics, store, atlas):
     assert [row.number for row in result.claimed] == [0]
     row = result.claimed[0]
     assert row.share > 2 * row.compared
-    assert (result.others, row.cluster.name, row.cluster.strongest) == (0, "", ("a", "b"))
+    assert (result.others, row.cluster.name, row.cluster.tested_words) == (0, "", ("a", "b"))
 
 
 @pytest.mark.parametrize("others", [0, 9])
@@ -199,7 +199,7 @@ def write(path, *rows):
 
 
 def test_groups_are_read_from_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(audits, "FEWEST", 1)
+    monkeypatch.setattr(audits, "FEWEST_PROMPTS", 1)
     (tmp_path / "a.txt").write_text("the ice bear \n\n  the camel\n")
     rows = write(tmp_path / "b.jsonl", {"prompt": "p", "target": " t"}, {"prompt": "q", "contrast": "c"})
     labelled = write(tmp_path / "c", {"prompt": "p", "right": True}, {"prompt": "q", "right": False})
@@ -214,7 +214,7 @@ def test_groups_are_read_from_files(tmp_path, monkeypatch):
     for row in ({"prompt": "p"}, *({"prompt": "p", "right": value} for value in (1, "yes", True))):
         with pytest.raises(InputError):
             read_groups(write(tmp_path / "d", {"prompt": "p", "right": True}, row))
-    monkeypatch.setattr(audits, "FEWEST", 3)
+    monkeypatch.setattr(audits, "FEWEST_PROMPTS", 3)
     with pytest.raises(InputError):
         read_groups(rows, tmp_path / "a.txt")
     with pytest.raises(InputError, match="right"):  # of the second file, two groups are no group
@@ -227,7 +227,7 @@ def test_what_cannot_be_audited_is_refused(of_topics, store, atlas):
         with pytest.raises(InputError):
             audit(of_topics, store, atlas, *groups)
     with pytest.raises(StoreError):
-        audit(of_topics, store, atlas_of(store, np.full(2 * store.neurons.count(), -1)), four)
+        audit(of_topics, store, atlas_of(store, np.full(2 * store.neurons.count_without_heads(), -1)), four)
     with pytest.raises(StoreError):
         audit(bare(), store, atlas, four)
 
@@ -246,6 +246,8 @@ def test_the_command_prints_the_audit(of_topics, store, atlas, topic, tmp_path, 
     document = json.loads(done.stdout)
     result = audit(of_topics, store, atlas, prompts("song", 6), prompts(topic, 6))
     assert [row["score"] for row in document["clusters"]] == pytest.approx([row.score for row in result.clusters])
+    tested = [list(row.cluster.tested_words) for row in result.clusters]
+    assert [row["cluster"]["strongest"] for row in document["clusters"]] == tested
     assert (document["prompts"], document["others"], document["model"]["name"]) == (6, 6, "planted")
     assert bool(result.claimed) is (topic == "ship")
     shown = CliRunner().invoke(main, words)

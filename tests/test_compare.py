@@ -13,7 +13,7 @@ from planted import TOPICS, bare
 from icebear import Encoder, Neuron, build_index, embed_examples, open_store, read_corpus
 from icebear.actmax.atlas import compare as comparing
 from icebear.actmax.atlas.atlas import atlas
-from icebear.actmax.atlas.compare import compare
+from icebear.actmax.atlas.compare import compare_indexes
 from icebear.app.cli.main import main
 from icebear.db.vectors import unit
 from icebear.errors import StoreError
@@ -63,8 +63,8 @@ def paths(tmp_path_factory):
 
 def test_exchanged_neurons_move_and_no_other_does(paths):
     with open_store(paths[0]) as before, open_store(paths[1]) as after:
-        result, back = compare(before, after), compare(after, before)
-        itself = compare(before, before)
+        result, back = compare_indexes(before, after), compare_indexes(after, before)
+        itself = compare_indexes(before, before)
     ids = result.sides // 2
     moved = np.isin(ids, EXCHANGED)
     assert result.moved[~moved].tolist() == [0] * (~moved).sum()
@@ -78,7 +78,7 @@ def test_exchanged_neurons_move_and_no_other_does(paths):
 
 def test_moved_is_the_distance_of_means_less_that_of_random_signs(paths):
     with open_store(paths[0]) as before, open_store(paths[1]) as after:
-        result, side = compare(before, after), 2 * EXCHANGED[0]
+        result, side = compare_indexes(before, after), 2 * EXCHANGED[0]
         neuron = Neuron(0, "ffn", EXCHANGED[0])
         ids = [{e.sentence.id for e in store.examples(neuron, "+")} for store in (before, after)]
         known, vectors = before.sentence_vectors(sorted(ids[0] | ids[1]))
@@ -112,7 +112,7 @@ def test_indexes_that_cannot_be_compared_are_refused(paths, tmp_path):
         build_index(bare(), corpus, opened, k=6)
     for other in (paths[2], plain):
         with open_store(paths[0]) as before, open_store(other) as after, pytest.raises(StoreError):
-            compare(before, after)
+            compare_indexes(before, after)
 
 
 def test_the_command_lists_what_moved(paths, tmp_path):
@@ -121,7 +121,7 @@ def test_the_command_lists_what_moved(paths, tmp_path):
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     with open_store(paths[0]) as before, open_store(paths[1]) as after:
-        result = compare(before, after)
+        result = compare_indexes(before, after)
     first = result.order[: len(document["sides"])]
     assert [row["moved"] for row in document["sides"]] == pytest.approx(result.moved[first].tolist())
     assert [row["exchanged"] for row in document["sides"]] == pytest.approx(result.exchanged[first].tolist())

@@ -35,7 +35,7 @@ from icebear.errors import InputError, RecipeError, StoreError
 from icebear.records import Neuron, RandomControl
 from icebear.steering import outcome
 from icebear.steering.concept import reading
-from icebear.steering.concept.concept import nearest
+from icebear.steering.concept.concept import similar_concepts
 from icebear.steering.concept.finding import universal
 from icebear.steering.concept.reading import read
 from icebear.steering.concept.texts import prepared
@@ -373,7 +373,9 @@ def test_another_models_concept_is_told(results):
 
 def test_concepts_that_share_neurons_are_near(model, results):
     other = Concept.of(model, "half", {(PLANTED[0], "+"): 1.0})
-    assert nearest(results, [other, Concept.of(model, "none", {(Neuron(0, "ffn", 50), "+"): 1.0})]) == [("half", 1 / 3)]
+    assert similar_concepts(results, [other, Concept.of(model, "none", {(Neuron(0, "ffn", 50), "+"): 1.0})]) == [
+        ("half", 1 / 3)
+    ]
 
 
 def test_by_hand_a_neuron_stands_once(model):
@@ -545,7 +547,7 @@ def test_evaluate_steering(tiny_folder, few_contexts, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "HELD_OUT_TEXTS", [text[:18] for text in HELD_OUT_TEXTS[:2]])
     monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:1])
     monkeypatch.setattr(evaluation, "NEW_TOKENS", 3)
-    monkeypatch.setattr(reading, "LONGEST", 16)
+    monkeypatch.setattr(reading, "TEXT_TOKENS", 16)
     words = ["--concepts", "music", "--out", str(tmp_path), "--json", "--model", tiny_folder]
     result = CliRunner().invoke(command(evaluation.ConceptSteering), words)
     assert result.exit_code == 0, result.output

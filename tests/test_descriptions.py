@@ -14,15 +14,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from click.testing import CliRunner
 from test_labels import SENTENCES, TOPIC, WORD, planted, texts
-from test_packed_parts import ENCODER
+from test_unpacking import ENCODER
 from transformers.utils.import_utils import is_serve_available
 
 from icebear import Neuron, build_index, describe, embed_examples, open_store, openai_server, read_corpus
 from icebear.actmax.index import encoder as index_encoder
-from icebear.actmax.labels import descriptions, null, sample, writer
+from icebear.actmax.labels import descriptions, nulls, sample, writer
 from icebear.actmax.labels.auto import label_neurons
 from icebear.actmax.labels.descriptions import calls_left, describe_neurons, score_label
-from icebear.actmax.labels.sample import part_of
+from icebear.actmax.labels.sample import split_of
 from icebear.actmax.labels.writer import Writer
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
@@ -88,7 +88,7 @@ def made(tmp_path_factory):
 def index(made, monkeypatch, tmp_path):
     """The planted model, and a copy of its index."""
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
-    monkeypatch.setattr(null, "CONTROLS", 50)
+    monkeypatch.setattr(nulls, "CONTROLS", 50)
     monkeypatch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
     monkeypatch.setattr(sample, "TOPICS", 6)
     for file in made[1].parent.glob("a.db*"):
@@ -111,7 +111,7 @@ def test_a_description_that_tells_other_sentences_is_shown_with_who_wrote_it(ind
         card = describe(store, TOPIC)
         assert f"{right.text} ({right.score:.2f} by sentence, written by m at localhost:" in card.to_html()
         read = {line for request, _ in asked for line in request["messages"][0]["content"].splitlines()[2:]}
-        tested = {s.text for s in store.sentences.starting_at(0) if part_of(s.title) == "test"}
+        tested = {s.text for s in store.sentences.starting_at(0) if split_of(s.title) == "test"}
         assert read
         assert not {line.replace("«", "").replace("»", "").strip() for line in read} & tested
 
@@ -120,10 +120,10 @@ def test_a_description_that_says_nothing_is_not_shown_and_a_better_label_stays(i
     model, path = index
     with server(lambda request: says("the old great")) as (url, _), open_store(path) as store:
         label_neurons(model, store, [WORD])
-        before = store.labels.meanings([WORD])
+        before = store.labels.automatic([WORD])
         rows = describe_neurons(model, store, [WORD], Writer.at(url))
         assert not any(row.significant for row in rows)
-        assert store.labels.meanings([WORD]) == before
+        assert store.labels.automatic([WORD]) == before
 
 
 def test_what_was_answered_is_not_asked_again(index):
@@ -196,7 +196,7 @@ def test_an_answer_is_one_short_line():
     with server(lambda request: says('\n\n "Names of rivers."  \nMore text.')) as (url, _):
         assert Writer.at(url).describe([]) == "Names of rivers"
     with server(lambda request: says("x" * 10_000)) as (url, _):
-        assert len(Writer.at(url).describe([])) == writer.LONGEST
+        assert len(Writer.at(url).describe([])) == writer.LONGEST_DESCRIPTION
 
 
 def test_what_a_label_of_ones_own_says_is_scored_beside_its_words(index):

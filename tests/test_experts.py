@@ -4,10 +4,11 @@ import pytest
 import torch
 from configurations import mixtures
 from conftest import IDS, Double, random_model
+from letters import Letters
 from pages import script
 from transformers import CONFIG_MAPPING
 
-from icebear import Model, attribute
+from icebear import Model, attribute, build_index, describe, open_store
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.errors import MissingRule
 from icebear.models.parts import experts
@@ -105,3 +106,12 @@ def test_a_choice_that_is_no_routers_is_refused_where_it_differs():
         layer.self_attn.indexer.index_topk = 2
     with pytest.raises(MissingRule, match="choice"):
         pair(model, ())
+
+
+def test_a_card_of_a_router_s_neuron_has_no_vocabulary(corpus, tmp_path):
+    """A router writes nothing to the residual stream."""
+    model = Model(random_model(mixtures()["qwen3_moe"], dtype=torch.float32).net, Letters(), "letters")
+    with open_store(tmp_path / "index.db", create=True) as store:
+        build_index(model, corpus, store, k=4, sites=("router",))
+        card = describe(store, "L0.router.1", model, effect_sentences=0)
+    assert (card.projection, card.other) == (None, None)

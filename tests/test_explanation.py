@@ -16,7 +16,7 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
 from icebear.explanation.explanation import Explanation
 from icebear.explanation.sentences import comparison_sentence, tokens_sentence
-from icebear.records import Meaning
+from icebear.records import AutomaticLabel
 
 PROMPT, OTHER = "<b>ice</b> bear", "<b>big</b> cats"
 
@@ -40,10 +40,10 @@ def test_its_numbers_are_those_of_the_library(model, explanation):
 def test_a_label_is_shown_only_if_it_is_significant(model, corpus, tmp_path):
     relevance = attribute(model, PROMPT)
     first, second = (row for row in relevance.top(2, "ffn"))
-    meaning = Meaning(first.neuron, first.polarity, "words", "'ice'", "token", 0.9, 0.01, True, {})
+    meaning = AutomaticLabel(first.neuron, first.polarity, "words", "'ice'", "token", 0.9, 0.01, True, {})
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, corpus, store, k=4)
-        store.labels.set_meanings(
+        store.labels.set_automatic(
             [meaning, replace(meaning, neuron=second.neuron, polarity=second.polarity, significant=False)]
         )
         result = Explanation.of(model, relevance, Ranking(2, "ffn"), store=store)

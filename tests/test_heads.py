@@ -10,11 +10,11 @@ from markupsafe import escape
 from test_families import make as family
 
 from icebear import Model, Neuron, annotate, build_index, describe, open_store, read_corpus
-from icebear.actmax import heads
-from icebear.actmax.head_attention import HeadAttention
+from icebear.actmax import measure_heads
+from icebear.actmax.card import attended_line, head_marks
+from icebear.actmax.head_attention import HeadAttention, attended_text
 from icebear.actmax.index import build as index
 from icebear.actmax.index.head_norms import HeadNorms
-from icebear.actmax.page import attended_line, attended_text, head_marks
 from icebear.actmax.writes import effect_sizes, likely_effects, patched_logits, writes
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.calibration import mean_activations
@@ -79,9 +79,9 @@ def test_an_index_has_for_each_token_the_sentence_in_which_a_head_writes_most(mo
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         assert store.facts.get("sites") == ["ffn", "head"]
-        assert store.neurons.count() == 60
+        assert store.neurons.count_without_heads() == 60
         assert store.count("neurons") == 72
-        assert not any(neuron.site == "head" for neuron in store.neurons.all())
+        assert not any(neuron.site == "head" for neuron in store.neurons.all_without_heads())
         for head, rows in best.items():
             expected = {}
             for row in sorted(rows, key=lambda row: (-row[0], row[1])):
@@ -126,14 +126,14 @@ def test_an_index_of_named_sites_has_those(model, corpus, tmp_path):
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, read_corpus(corpus.facts["corpus"], 20), store, k=2, sites=["head", "attn"])
         assert store.facts.get("sites") == ["attn", "head"]
-        assert store.neurons.id("L0.head.0") == store.neurons.count() == 72
+        assert store.neurons.id("L0.head.0") == store.neurons.count_without_heads() == 72
         with pytest.raises(InputError):
             build_index(model, corpus, store, sites=["heads"])
 
 
 def maps(**heads_at):
     """Attention (1, 1, H, T, T) of heads that attend to one position each: name -> token -> position."""
-    size = 1 + 2 * heads.PERIOD
+    size = 1 + 2 * measure_heads.PERIOD
     made = torch.zeros(1, 1, len(heads_at), size, size)
     for head, where in enumerate(heads_at.values()):
         for token in range(size):
@@ -142,25 +142,25 @@ def maps(**heads_at):
 
 
 def test_an_induction_head_looks_behind_the_repetition_and_no_other_does():
-    period = heads.PERIOD
+    period = measure_heads.PERIOD
     fixed = {"previous": lambda token: token - 1, "itself": lambda token: token, "even": lambda token: token // 2}
     repeating = {"induction": lambda token: token - period + 1, "duplicate": lambda token: token - period}
     nothing = dict.fromkeys(repeating, lambda token: 0)
-    share, null = heads.induction_shares(maps(**repeating, **fixed), maps(**nothing, **fixed))
+    share, null = measure_heads.induction_shares(maps(**repeating, **fixed), maps(**nothing, **fixed))
     assert (share[0] > null).tolist() == [True, False, False, False, False]
 
 
 def test_a_head_that_looks_back_by_position_is_no_induction_head():
-    far = {"far": lambda token: token - heads.PERIOD + 1}
-    share, null = heads.induction_shares(maps(**far), maps(**far))
+    far = {"far": lambda token: token - measure_heads.PERIOD + 1}
+    share, null = measure_heads.induction_shares(maps(**far), maps(**far))
     assert share.item() == 1
     assert not share.item() > null
     assert HeadAttention({}, (share.item(), null)).lines[1].startswith("Not an induction head")
 
 
 def test_random_tokens_repeat_where_they_should(model):
-    repeated, plain = heads.random_rows(model)
-    period = heads.PERIOD
+    repeated, plain = measure_heads.random_sequences(model)
+    period = measure_heads.PERIOD
     for row, other in zip(repeated, plain, strict=True):
         assert row[1 : 1 + period] == row[1 + period :] == other[1 + period :]
         assert other[1 : 1 + period] != other[1 + period :]
@@ -169,7 +169,7 @@ def test_random_tokens_repeat_where_they_should(model):
 
 def test_shares_of_attention_are_means_over_tokens(model):
     rows = [[3, 4, 5, 6, 7], [8, 9, 10]]
-    texts = heads.text_shares([(rows, heads._stacked(model, rows))])
+    texts = measure_heads.text_shares([(rows, measure_heads._stacked(model, rows))])
     sums = dict.fromkeys(texts, 0.0)
     for ids in rows:
         weights = model_maps(model, ids)[HEAD.layer][0, HEAD.index]
@@ -245,7 +245,7 @@ def test_the_page_of_a_card_names_where_a_head_writes_and_what_it_attends_to(mod
 
 def test_a_card_names_shares_with_their_controls(model, store):
     card = describe(store, HEAD)
-    measured = heads.measured_heads(model)
+    measured = measure_heads.measured_heads(model)
     for part, pairs in (("shares", card.attention.shares), ("kinds", {"induction": card.attention.induction})):
         assert pairs
         for name, (share, control) in pairs.items():

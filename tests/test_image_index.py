@@ -42,7 +42,7 @@ from icebear.actmax.index import build as index
 from icebear.actmax.index.activation_statistics import BIN_EDGES
 from icebear.actmax.index.annotation import attribute_neurons
 from icebear.actmax.index.parts import merge_parts, scan_part
-from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
+from icebear.actmax.index.scan import Settings, _hash, has_statistics, scan_shard
 from icebear.actmax.labels.sample import prepare_samples
 from icebear.actmax.reading import ImageReading
 from icebear.actmax.searching import search, search_image
@@ -196,12 +196,12 @@ def test_the_store_has_names_and_digests(photos, store):
     facts = store.facts.all()
     assert facts["corpus"] == str(photos)
     assert facts["counts"] == {"documents": 23, "sentences": 22, "duplicates": 1}
-    assert store.sample == f"all images of {photos}"
+    assert store.documents_phrase == f"all images of {photos}"
 
 
 def test_statistics_are_of_patches_alone(vit, photos, store):
     """Means of all patches, histograms of one seeded patch of each image, both of the shards that sums include."""
-    images = [image for at, image in enumerate(read_images(photos).sentences()) if sums_up(at // 6, 0)]
+    images = [image for at, image in enumerate(read_images(photos).sentences()) if has_statistics(at // 6, 0)]
     assert 0 < len(images) < 22
     values = [attribute(vit, str(photos / i.text), sites=("ffn",), method=VIT).activation("ffn") for i in images]
     drawn = torch.stack([x[:, 1 + _hash(0, "token", i.id) % 16] for x, i in zip(values, images, strict=True)], 1)
@@ -379,7 +379,7 @@ def test_each_kind_of_vision_model_is_indexed(name, some, tmp_path):
     indexed(vision, some, tmp_path / "i.db")
     begins, tokens = len(own_names(vision)), set()
     with open_store(tmp_path / "i.db") as store:
-        for neuron in store.neurons.in_order():
+        for neuron in store.neurons.all_with_heads():
             tokens |= {e.token for side in "+-" for e in store.examples(neuron, side)}
         assert min(tokens) == begins
         assert store.facts.get("tokens") == 4 * (
@@ -467,7 +467,7 @@ def test_a_search_has_the_neurons_whose_images_are_most_like_an_image(vit, photo
     rows = dict(zip(ids.tolist(), torch.tensor(store.vectors.standardized(vectors.astype("float32"))), strict=True))
     image = next(image for image in store.sentences.starting_at(0) if image.text == "red.png")
     cosines = {}
-    for neuron in store.neurons.in_order():
+    for neuron in store.neurons.all_with_heads():
         for side in "+-":
             examples = store.examples(neuron, side)
             if len(examples) == K:

@@ -19,7 +19,7 @@ from icebear.actmax.index import build as index
 from icebear.actmax.index.activation_statistics import BIN_EDGES, STATISTICS, Statistic
 from icebear.actmax.index.annotation import attribute_neurons
 from icebear.actmax.index.corpus import sentence_id
-from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
+from icebear.actmax.index.scan import Settings, _hash, has_statistics, scan_shard
 from icebear.actmax.index.top_activations import merge
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.vocabulary import calibration
@@ -50,7 +50,7 @@ def test_the_index_equals_brute_force(model, corpus, tmp_path):
         build_index(model, corpus, store, k=K)
         assert store.database.execute("PRAGMA foreign_key_check").fetchall() == []
         assert store.database.execute("PRAGMA foreign_keys").fetchone() == (1,)
-        summed = {s.id for place, s in enumerate(sentences) if sums_up(place // index.SHARD, 0)} & set(seen)
+        summed = {s.id for place, s in enumerate(sentences) if has_statistics(place // index.SHARD, 0)} & set(seen)
         assert 0 < len(summed) < len(seen)
         assert store.made_with()["index"]["statistics_tokens"] == sum(len(seen[i]) for i in summed)
         for number in range(0, 60, 7):
@@ -241,7 +241,7 @@ def test_what_is_not_read_is_counted(model, corpus, tmp_path):
 
 def test_sums_are_of_one_shard_in_ten():
     for seed in range(3):
-        chosen = [number for number in range(101) if sums_up(number, seed)]
+        chosen = [number for number in range(101) if has_statistics(number, seed)]
         assert chosen[0] == 0
         assert [(number - 1) // 10 for number in chosen[1:]] == list(range(10))
 
@@ -335,7 +335,7 @@ def test_summaries_merge_in_any_order_bit_for_bit(model, corpus):
     forwards = functools.reduce(merge, parts)
     for order in (parts[::-1], parts[1::2] + parts[::2]):
         other = functools.reduce(merge, order)
-        assert index.pack(other, Settings(k=K)) == index.pack(forwards, Settings(k=K))
+        assert index.pack(other) == index.pack(forwards)
 
 
 def test_special_tokens_in_a_text_count_the_same_beside_others_as_alone(model):

@@ -27,14 +27,15 @@ from sklearn.metrics import roc_auc_score
 from benchmarks import labels as evaluation
 from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
-from icebear.actmax.labels import kinds, null, sample, scores
-from icebear.actmax.labels.auto import BATCH, control_name, label_neurons
+from icebear.actmax.labels import kinds, nulls, sample, scores
+from icebear.actmax.labels.auto import NEURONS_PER_BATCH, control_name, label_neurons
 from icebear.actmax.labels.choice import score_parts
 from icebear.actmax.labels.descriptions import score_label
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg, most_significant
-from icebear.actmax.labels.null import Nulls, sides, true_share
-from icebear.actmax.labels.sample import Sample, part_of, prepare_samples, read_activations
+from icebear.actmax.labels.nulls import RandomNeuronNulls
+from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations, split_of
+from icebear.actmax.labels.sides import sides, true_share
+from icebear.actmax.labels.significance import THRESHOLDS, benjamini_hochberg, most_significant
 from icebear.actmax.labels.strongest import StrongestSentences
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
@@ -91,7 +92,7 @@ SENTENCES = {"train": 150, "validation": 150, "test": 300}
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
-    monkeypatch.setattr(null, "CONTROLS", 50)
+    monkeypatch.setattr(nulls, "CONTROLS", 50)
     monkeypatch.setattr(sample, "TOPICS", 6)
 
 
@@ -111,7 +112,7 @@ def test_a_planted_neuron_gets_the_right_label(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD, TOPIC, OTHER])
-        result = store.labels.meanings([WORD, TOPIC, OTHER])
+        result = store.labels.automatic([WORD, TOPIC, OTHER])
         topic, word = (result[neuron, "+"] for neuron in (TOPIC, WORD))
         assert topic.kind == "topic"
         assert topic.significant
@@ -120,12 +121,12 @@ def test_a_planted_neuron_gets_the_right_label(indexed):
         assert (word.kind, word.text, word.by) == ("tokens", "at 'zebra'", "pattern")
         assert word.significant
         assert word.score > 0.95
-        assert {meaning.text for meaning in most_significant(store.labels.all_meanings())} >= {topic.text, word.text}
+        assert {meaning.text for meaning in most_significant(store.labels.all_automatic())} >= {topic.text, word.text}
         card = describe(store, TOPIC, model)
         hits = card.held_out["+"]["hits"]
         assert len(hits) == 4
         assert all(set(map(str.strip, hit.sentence.tokens)) & set(TOPICS["song"]) for hit in hits)
-        assert all(part_of(hit.sentence.title) == "test" for hit in hits)
+        assert all(split_of(hit.sentence.title) == "test" for hit in hits)
         assert f"{topic.text} ({topic.score:.2f} by {topic.by})" in html.unescape(card.to_html())
 
 
@@ -134,7 +135,7 @@ def test_a_label_is_true_at_the_strongest_sentences(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD, TOPIC, OTHER])
-        result = store.labels.meanings([WORD, TOPIC])
+        result = store.labels.automatic([WORD, TOPIC])
         word, topic = result[WORD, "+"], result[TOPIC, "+"]
         rows = store.examples(WORD, "+", 6)
         assert word.record["strongest"] == [sum(row.token_text.strip() == "zebra" for row in rows), 6] == [6, 6]
@@ -151,7 +152,7 @@ def test_a_label_is_true_at_the_strongest_sentences(indexed):
         of_samples = {}
         for part in parts:
             ids = (sentence.id for sentence in part.sentences)
-            of_samples |= dict(zip(ids, label.degree(part) >= kinds.ALIKE, strict=True))
+            of_samples |= dict(zip(ids, label.degree(part) >= kinds.TOPIC_COSINE, strict=True))
         both = fits.keys() & of_samples.keys()
         assert both
         assert {sentence: fits[sentence] for sentence in both} == {sentence: of_samples[sentence] for sentence in both}
@@ -164,7 +165,7 @@ def test_a_candidate_that_did_not_pass_is_not_shown(indexed, tmp_path):
     _copy(path, tmp_path / "l.db")
     with open_store(tmp_path / "l.db") as store:
         label_neurons(model, store, RANDOM)
-        candidate = next(m for m in store.labels.meanings(RANDOM).values() if m.text and not m.significant)
+        candidate = next(m for m in store.labels.automatic(RANDOM).values() if m.text and not m.significant)
         card = describe(store, candidate.neuron)
     for shown in (html.unescape(card.to_html()), printed(card_report(card)), printed(labels_table([candidate]))):
         assert "no label passed" in shown
@@ -197,7 +198,7 @@ def test_the_claim_of_a_topic_that_the_index_has_no_more_is_an_error(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [TOPIC])
-        (draft, _), *_ = LabelClaim.of(str(path), [store.labels.meanings([TOPIC])[TOPIC, "+"]])
+        (draft, _), *_ = LabelClaim.of(str(path), [store.labels.automatic([TOPIC])[TOPIC, "+"]])
     assert draft.measured(model).value > 0.9
     with pytest.raises(InputError):
         replace(draft, label=Label("topic", ("no", "such", "topic"))).measured(model)
@@ -231,7 +232,7 @@ def test_chance_is_seldom_called_clear(indexed):
         read_of = {part: read_activations(model, x, neurons) for part, x in parts.items()}
         clear = {"shifted": 0, "other": 0}
         both = sides(parts, neurons, read_of)
-        moved, known = both.shifted("another seed"), Nulls(known)
+        moved, known = both.shifted("another seed"), RandomNeuronNulls(known)
         for row, (shifted, own) in enumerate(zip(moved.choose(), both.choose(), strict=True)):
             clear["shifted"] += bool(moved.active[row]) and known.is_significant(shifted, 0)
             for other in known.others(own, 0, true_share(own.label, both))[:1]:
@@ -242,7 +243,7 @@ def test_chance_is_seldom_called_clear(indexed):
 def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
     """A killed run keeps the labels of every batch that it has scored, and the next run adds the others."""
     model, path = indexed
-    neurons = [Neuron(0, "ffn", number) for number in range(2 * BATCH)]
+    neurons = [Neuron(0, "ffn", number) for number in range(2 * NEURONS_PER_BATCH)]
     result, checksums = [], set()
     for name in ("whole", "killed"):
         _copy(path, tmp_path / f"{name}.db")
@@ -251,22 +252,22 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
     process = started_alone(_label_alone, tmp_path / "killed.db", neurons)
     deadline = time.monotonic() + 60
     with open_store(tmp_path / "killed.db") as store:
-        while time.monotonic() < deadline and not store.labels.all_meanings():
+        while time.monotonic() < deadline and not store.labels.all_automatic():
             time.sleep(0.01)
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        scored = store.labels.meanings(neurons)
-        assert 0 < len(scored) < 4 * BATCH
+        scored = store.labels.automatic(neurons)
+        assert 0 < len(scored) < 4 * NEURONS_PER_BATCH
         assert {(neuron, "-") in scored for neuron, _ in scored} == {True}
     for name in ("whole", "killed"):
         with open_store(tmp_path / f"{name}.db") as store:
             label_neurons(model, store, neurons)
-            result.append(store.labels.meanings(neurons))
+            result.append(store.labels.automatic(neurons))
             label_neurons(model, store, neurons)  # nothing is left to do
             checksums.add(store.checksum())
     assert len(checksums) == 1
-    assert len(result[0]) == 4 * BATCH
+    assert len(result[0]) == 4 * NEURONS_PER_BATCH
     assert result[0] == result[1]
     assert {key: result[1][key] for key in scored} == scored
 
@@ -278,7 +279,7 @@ def _copy(path, to):
 
 
 def _label_alone(path, neurons, started):
-    sample.SENTENCES, null.CONTROLS, sample.TOPICS = SENTENCES, 50, 6
+    sample.SENTENCES, nulls.CONTROLS, sample.TOPICS = SENTENCES, 50, 6
     started.set()
     with open_store(path) as store:
         label_neurons(planted(), store, neurons, on_progress=lambda *done: time.sleep(0.2))  # to be killed in time
@@ -304,9 +305,9 @@ def test_another_result_has_other_labels(indexed, tmp_path):
     with open_store(tmp_path / "l.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "t.txt"), limit=600), store, k=4)
         label_neurons(model, store, [WORD])
-        assert store.labels.all_meanings()
+        assert store.labels.all_automatic()
         build_index(model, read_corpus(str(tmp_path / "t.txt"), limit=1000), store, k=4)
-        assert store.labels.all_meanings() == []
+        assert store.labels.all_automatic() == []
         assert store.controls.get("topics") is None
 
 
@@ -314,12 +315,12 @@ def test_search_prefers_labels_that_hold(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD, TOPIC])
-        text = store.labels.meanings([TOPIC])[TOPIC, "+"].text
+        text = store.labels.automatic([TOPIC])[TOPIC, "+"].text
         hit = store.search(text.split()[-1], 1)[0]
         assert (hit.neuron, hit.polarity) == (TOPIC, "+")
         assert any(why.startswith("label") for why in hit.why)
-        assert store.labels.name(TOPIC, "+").startswith(f"{text} (")
-        assert store.labels.name(Neuron(0, "ffn", 59), "+") is None
+        assert store.labels.shown(TOPIC, "+").startswith(f"{text} (")
+        assert store.labels.shown(Neuron(0, "ffn", 59), "+") is None
 
 
 def test_too_few_documents_are_told(model, corpus, tmp_path):
@@ -376,7 +377,7 @@ def test_detection_is_the_auroc(lines):
     label = Label("tokens", (" ice",))
     order = np.argsort(np.where(x.counted, -values, np.inf), kind="stable")
     expected = [place for place in order if x.counted[place] and values[place] > 0]
-    expected = expected[: max(kinds.FEWEST, math.ceil(kinds.TOP_TOKENS * x.counted.sum()))]
+    expected = expected[: max(kinds.FEWEST_TOKENS, math.ceil(kinds.TOP_TOKENS * x.counted.sum()))]
     assert np.flatnonzero(x.counted)[fired.tokens[0]].tolist() == sorted(expected)
     if fired.active[0]:
         slow = reference.Part(x, values)

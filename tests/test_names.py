@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from icebear import Edit, Neuron, attribute
+from icebear import Edit, Neuron, Recipe, attribute, random_edit_control, steer
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.naming import renamed, renamed_document
 from icebear.errors import InputError
@@ -110,8 +110,19 @@ def test_two_places_of_an_edit_are_refused():
 
 @pytest.mark.parametrize("name", ["gpt2-small/0-ffn-plus/3", "https://www.neuronpedia.org/gpt2-small/0/3"])
 def test_a_neuron_of_another_model_is_refused(name, model, tiny_folder):
-    with pytest.raises(InputError, match="gpt2-small"):
-        model.check(name)
+    edit = f"{name}*0"
+    refused = (
+        lambda: model.check(name),
+        lambda: Neuron.parse(name, model.name),
+        lambda: Edit.parse(edit, model.name),
+        lambda: Recipe.for_model(model, "none", [edit]),
+        lambda: steer(model, edit).__enter__(),
+        lambda: random_edit_control(model, IDS, edit, 3),
+    )
+    for call in refused:
+        with pytest.raises(InputError, match="gpt2-small"):
+            call()
+    assert Neuron.parse(name, "gpt2-small") == Edit.parse(edit, "gpt2-small").neuron == Neuron(0, "ffn", 3)
     for words in (["neuron", name], ["steer", "ice", "--edit", f"{name}*0"], ["label", name, "ice"]):
         result = CliRunner().invoke(main, [*words, "--model", tiny_folder])
         assert (result.exit_code, "gpt2-small" in result.stderr) == (1, True)

@@ -13,12 +13,12 @@ from conftest import LLAMA, Letters, random_model
 from transformers import LlamaConfig
 
 from icebear import Model, build_index, open_store, read_corpus
-from icebear.actmax import neuronpedia
-from icebear.actmax.neuronpedia import BATCH, LOGITS, estimated_size, export_dashboards
+from icebear.actmax import neuronpedia_export
+from icebear.actmax.neuronpedia_export import LOGITS, NEURONS_PER_FILE, estimated_size, export_dashboards
 from icebear.app.cli.main import main
 from icebear.errors import InputError, StoreError
 from icebear.points import Source
-from icebear.records import HISTOGRAM_EDGES, Meaning, Neuron
+from icebear.records import HISTOGRAM_EDGES, AutomaticLabel, Neuron
 
 SCHEMA = json.loads((Path(__file__).parent / "data/neuronpedia-upload.schema.json").read_text())
 WORDS = "ice desert camel water north cold snow warm sand old new big".split()
@@ -50,7 +50,7 @@ def exported(folder):
         assert document["modelId"] == "wide"
         indices = [feature["index"] for feature in document["features"]]
         assert indices == sorted(set(indices))
-        assert len(indices) <= BATCH
+        assert len(indices) <= NEURONS_PER_FILE
         result.setdefault(document["source"], {}).update(zip(indices, document["features"], strict=True))
     return result
 
@@ -60,7 +60,7 @@ def test_a_thousand_neurons_pass_the_schema_and_equal_the_store(thousand, tmp_pa
     features = exported(tmp_path / "out")
     seen = set()
     assert counts == {"neurons": 1020, "sources": 6, "files": len(list((tmp_path / "out").iterdir()))}
-    for neuron in thousand.neurons.all():
+    for neuron in thousand.neurons.all_without_heads():
         statistics = thousand.neurons.statistics(neuron)
         projection = thousand.vocabulary(neuron, LOGITS)
         for polarity, sign in (("+", 1), ("-", -1)):
@@ -90,15 +90,15 @@ def test_both_polarities_have_all_tokens_of_the_histogram(thousand):
     for number in range(0, 340, 17):
         statistics = thousand.neurons.statistics(Neuron(1, "ffn", number))
         below = sum(count for count, edge in zip(statistics.histogram, HISTOGRAM_EDGES, strict=False) if edge <= 0)
-        assert neuronpedia.density(statistics, "-") == below / sum(statistics.histogram)
-        assert neuronpedia.density(statistics, "+") == statistics.positive
+        assert neuronpedia_export.density(statistics, "-") == below / sum(statistics.histogram)
+        assert neuronpedia_export.density(statistics, "+") == statistics.positive
 
 
 def test_labels_come_with_scores_and_only_significant_ones(thousand, tmp_path):
     def label(index, significant):
-        return Meaning(Neuron(0, "ffn", index), "+", "topic", "ice" * 300, "token", 0.875, 0.01, significant, {})
+        return AutomaticLabel(Neuron(0, "ffn", index), "+", "topic", "ice" * 300, "token", 0.875, 0.01, significant, {})
 
-    thousand.labels.set_meanings([label(1, True), label(2, False)])
+    thousand.labels.set_automatic([label(1, True), label(2, False)])
     thousand.labels.set_manual(Neuron(0, "ffn", 3), "snow")
     export_dashboards(thousand, tmp_path / "out")
     sources = exported(tmp_path / "out")
@@ -129,9 +129,9 @@ def test_what_is_there_stays(thousand, tmp_path, monkeypatch):
 
 
 def test_a_long_sentence_is_cut_around_its_token(monkeypatch, thousand):
-    monkeypatch.setattr(neuronpedia, "LONGEST", 4)
-    for neuron in thousand.neurons.all()[:40]:
-        for polarity, feature in neuronpedia.dashboards(thousand, neuron, None).items():
+    monkeypatch.setattr(neuronpedia_export, "SHOWN_TOKENS", 4)
+    for neuron in thousand.neurons.all_without_heads()[:40]:
+        for polarity, feature in neuronpedia_export.dashboards(thousand, neuron, None).items():
             for row, example in zip(feature["activations"], thousand.examples(neuron, polarity), strict=False):
                 assert len(row["tokens"]) == len(row["values"]) == min(4, len(example.sentence.tokens))
                 assert row["tokens"][row["values"].index(max(row["values"]))] == example.token_text
@@ -169,7 +169,7 @@ def test_the_dashboards_of_chosen_neurons_are_those_of_all(thousand, tmp_path):
 def test_the_size_is_known_before(thousand, tmp_path):
     export_dashboards(thousand, tmp_path / "all")
     size = sum(path.stat().st_size for path in (tmp_path / "all").iterdir())
-    assert estimated_size(thousand, thousand.neurons.all()) == pytest.approx(size, rel=0.1)
+    assert estimated_size(thousand, thousand.neurons.all_without_heads()) == pytest.approx(size, rel=0.1)
 
 
 @pytest.mark.parametrize(("name", "error"), [("L0.ffn.340", StoreError), ("L0.head.0", InputError)])

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from test_descriptions import index, made  # noqa: F401
 from test_labels import TOPIC, WORD
-from test_packed_parts import ENCODER
+from test_unpacking import ENCODER
 
 from icebear import Neuron, build_index, describe, embed_examples, open_store
-from icebear.actmax.neuronpedia import export_dashboards
+from icebear.actmax.neuronpedia_export import export_dashboards
 from icebear.actmax.neuronpedia_import import Dashboards, score_labels
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
@@ -40,7 +40,7 @@ def examples(store):
     """Each side's examples, without the number and the title of their sentences."""
     return {
         (neuron, sign): [(row.sentence.text, row.sentence.tokens, row.token, row.activation) for row in rows]
-        for neuron in store.neurons.all()
+        for neuron in store.neurons.all_without_heads()
         for sign in "+-"
         if (rows := [row for row in store.examples(neuron, sign) if row.activation * (1 if sign == "+" else -1) > 0])
     }
@@ -66,8 +66,8 @@ def test_what_was_exported_comes_back_as_examples_and_scored_labels(exported, tm
         assert not {(TOPIC, "-"), (WORD, "+"), (WORD, "-")} & set(passed)
         assert len([meaning for meaning in meanings if meaning.text.startswith(WRONG)]) >= len(OTHERS)
         assert passed[TOPIC, "+"].record["writer"] == "out (icebear, written by a person)"
-        assert store.labels.name(TOPIC, "+") == passed[TOPIC, "+"].badge
-        assert store.labels.name(WORD, "+") is None
+        assert store.labels.shown(TOPIC, "+") == passed[TOPIC, "+"].badge
+        assert store.labels.shown(WORD, "+") is None
 
 
 def test_other_activations_are_counted_as_different(exported, tmp_path):
@@ -194,14 +194,14 @@ def test_labels_of_few_neurons_are_scored_on_another_index(exported, tmp_path):
             build_index(model, dashboards.corpus(), store, k=16, sites=["ffn"])
             with pytest.raises(StoreError):
                 score_labels(model, store, dashboards)
-            before = texts.labels.all_meanings()
+            before = texts.labels.all_automatic()
             meanings = score_labels(model, store, dashboards, sentences=texts)
             significant = {row.neuron for row in meanings if row.significant}
             assert significant == {TOPIC}
             saved = describe(store, TOPIC).meanings["+"]
             assert (saved.text, saved.score) == (RIGHT, next(row.score for row in meanings if row.significant))
             assert path.name in saved.record["writer"]
-            assert texts.labels.all_meanings() == before
+            assert texts.labels.all_automatic() == before
 
 
 def feature(explanations=(), **activation):
@@ -273,8 +273,8 @@ def test_the_command_scores_labels_of_few_neurons_on_the_index_that_comes_with_i
     assert "not_scored" not in document
     (passed,) = [row for row in document["meanings"] if row["significant"]]
     with open_store(tmp_path / "few.db") as store:
-        assert store.labels.name(TOPIC, "+") == f"{RIGHT} ({passed['score']:.2f})"
-        assert store.labels.name(WORD, "+") is None
+        assert store.labels.shown(TOPIC, "+") == f"{RIGHT} ({passed['score']:.2f})"
+        assert store.labels.shown(WORD, "+") is None
         assert set(store.neurons.sizes()) == {"ffn"}
 
 
@@ -287,7 +287,7 @@ def test_labels_that_cannot_be_scored_are_not_shown(exported, tmp_path, monkeypa
     document = json.loads(result.stdout)
     assert (document["meanings"], bool(document["not_scored"])) == ([], True)
     with open_store(tmp_path / "b.db") as store:
-        assert store.labels.all_meanings() == []
+        assert store.labels.all_automatic() == []
         assert store.labels.manual(TOPIC) == (None, {})
 
 

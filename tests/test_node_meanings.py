@@ -5,11 +5,11 @@ from conftest import IDS
 
 from icebear import Neuron, attribute, build_index, open_store
 from icebear.explanation.node_meanings import node_meanings
-from icebear.records import Meaning
+from icebear.records import AutomaticLabel
 
 
 def label(neuron, polarity, significant=True):
-    return Meaning(neuron, polarity, "topic", f"{neuron} {polarity}", "token", 0.9, 0.01, significant, {})
+    return AutomaticLabel(neuron, polarity, "topic", f"{neuron} {polarity}", "token", 0.9, 0.01, significant, {})
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def labeled(model, corpus, tmp_path):
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, corpus, store, k=2)
         heads = [Neuron(layer, "head", index) for layer in range(model.layers) for index in range(model.heads)]
-        every = [*store.neurons.all(), *heads]
-        store.labels.set_meanings(label(neuron, sign, neuron.index % 2 == 0) for neuron in every for sign in "+-")
+        every = [*store.neurons.all_without_heads(), *heads]
+        store.labels.set_automatic(label(neuron, sign, neuron.index % 2 == 0) for neuron in every for sign in "+-")
         yield model, store
 
 

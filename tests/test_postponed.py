@@ -35,9 +35,9 @@ for line in json.loads(sys.argv[1]):
 print(json.dumps(outputs))
 {last}
 """
-UNUSED = "scipy.linalg pyarrow sqlite_utils faiss sklearn icebear.db.store icebear.db.sqlite icebear.actmax.card "
-UNUSED += "icebear.app.cli.tables.cards torch._inductor torch._dynamo.eval_frame torch.onnx torch.distributed.tensor "
-UNUSED += "accelerate.big_modeling pandas.core"
+UNUSED = "scipy.linalg pyarrow sqlite_utils faiss sklearn icebear.db.store icebear.db.sqlite "
+UNUSED += "icebear.actmax.describe icebear.app.cli.tables.cards torch._inductor torch._dynamo.eval_frame torch.onnx "
+UNUSED += "torch.distributed.tensor accelerate.big_modeling pandas.core"
 AFTER = f"""
     if "explain" in line or "rank" in line or "steer" in line:
         loaded = {UNUSED.split()} & sys.modules.keys()

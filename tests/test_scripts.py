@@ -11,7 +11,7 @@ from sqlite_utils import Database
 from icebear import open_store
 from icebear.actmax.index.corpus import sentence_id
 from icebear.db import example_tables
-from icebear.db.search import absent
+from icebear.db.search import absent_words
 from icebear.db.terms import has_words, padded, query_of, terms, words, words_of
 from icebear.errors import InputError
 from icebear.records import Sentence
@@ -120,7 +120,7 @@ def test_each_word_of_a_sentence_finds_it_however_it_is_written(store, script):
         for form in forms(word):
             for spelled in words_of(form):
                 assert having <= matched(store, spelled), (word, spelled)
-            assert absent(store, form) == []
+            assert absent_words(store, form) == []
 
 
 @pytest.mark.parametrize("script", SENTENCES)
@@ -150,12 +150,12 @@ def test_absence_is_claimed_only_where_no_text_has_the_letters(store):
     claimed = 0
     for length in (1, 2, 3, 4) * 100:
         word = "".join(seed.choices(letters, k=length)) if length > 2 else cut(seed, length)
-        for part in absent(store, word) if has_words(word) else ():
+        for part in absent_words(store, word) if has_words(word) else ():
             claimed += 1
             assert not any(plain(part) in plain(text) for text in everything(store)), part
     assert claimed > 50
     for inside, missing in (("ceber", []), ("wice", []), ("dragon", ["dragon"]), ("कमल 南京 ice", ["कमल", "南京"])):
-        assert absent(store, inside) == missing
+        assert absent_words(store, inside) == missing
 
 
 def cut(seed, length):
@@ -186,7 +186,7 @@ def test_no_word_goes_across_what_stands_between(store):
     """In unspaced scripts too; also where a line ends, because Korean has spaces."""
     for text in ("城市人", "계여", "ンス"):
         assert matched(store, text) == set()
-        assert absent(store, text) == [text]
+        assert absent_words(store, text) == [text]
 
 
 def test_all_characters_are_the_same_in_all_forms(generator):
@@ -228,7 +228,7 @@ def test_an_old_store_is_searched_like_a_new_one_and_stays_as_it_is(store, old):
                 query = query_of([word])
                 assert opened.sentences.matching(query, 9) == store.sentences.matching(query, 9)
                 assert opened.sentences.count(query) == store.sentences.count(query)
-            assert absent(opened, "dragon 東京 सेब") == ["dragon", "सेब"]
+            assert absent_words(opened, "dragon 東京 सेब") == ["dragon", "सेब"]
     assert old.read_bytes() == before
     assert list(old.parent.iterdir()) == [old]
 

@@ -17,7 +17,7 @@ from icebear import Encoder, Neuron, build_index, describe, embed_examples, load
 from icebear.actmax import searching
 from icebear.actmax.index import corpus as corpora
 from icebear.actmax.index import encoder as index_encoder
-from icebear.actmax.index import meanings
+from icebear.actmax.index import example_embedding
 from icebear.actmax.index.corpus import Corpus
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.cards import card_report
@@ -83,7 +83,7 @@ def test_the_neuron_whose_sentences_have_the_word_is_first(store):
 def test_a_neuron_that_is_close_to_every_word_is_no_hit(store):
     """By the cosine alone it is among the first three for most words."""
     by_cosine = by_search = 0
-    rows = unit(np.array([direct_row(store.model, neuron).numpy() for neuron in store.neurons.all()]))
+    rows = unit(np.array([direct_row(store.model, neuron).numpy() for neuron in store.neurons.all_without_heads()]))
     tokens = unit(unembedding(store.model).numpy())
     for word in WORDS[2:]:
         cosines = np.abs(rows @ tokens[CODES[word]])
@@ -113,19 +113,19 @@ def test_words_of_weights_stand_apart_and_above_their_null(store):
 
 def test_the_z_of_an_output_is_relative_to_the_neuron_s_own_cosines(store):
     """Against the definition, with all tokens: there are fewer than are drawn."""
-    rows = unit(np.array([direct_row(store.model, neuron).numpy() for neuron in store.neurons.all()]))
+    rows = unit(np.array([direct_row(store.model, neuron).numpy() for neuron in store.neurons.all_without_heads()]))
     cosines = rows @ unit(unembedding(store.model).numpy()).T  # (N, V)
     expected = (cosines[:, CODES[ABSENT]] - cosines.mean(1)) / cosines.std(1)
-    z = search._by_output(store, [ABSENT])[: 2 * store.neurons.count()]
+    z = search._by_output(store, [ABSENT])[: 2 * store.neurons.count_without_heads()]
     assert z[::2] == pytest.approx(expected, abs=0.02)
     assert z[1::2] == pytest.approx(-expected, abs=0.02)
 
 
 def test_words_that_no_sentence_has_are_named(store):
-    assert search.absence(search.absent(store, f"the {ABSENT} dragon")) == (
+    assert search.absent_line(search.absent_words(store, f"the {ABSENT} dragon")) == (
         f"No sentence of this index has '{ABSENT}' or 'dragon'."
     )
-    assert search.absence(search.absent(store, "the")) == ""
+    assert search.absent_line(search.absent_words(store, "the")) == ""
     assert store.search("dragon", 10) == []
     for words, headings in (("dragon", 0), (ABSENT, 1), (SONG[0], 1)):
         done = CliRunner().invoke(main, ["search", words, "--store", str(store.path)])
@@ -160,7 +160,7 @@ def test_a_search_of_several_words_is_as_without_its_stop_words(store):
     plain = f"{SONG[0]} {SHIP[0]}"
     assert search.by_words(store, text, 60) == search.by_words(store, plain, 60)
     assert search.with_and_without(store, text, 20) == search.with_and_without(store, plain, 20)
-    assert search.absent(store, f"under the {ABSENT}") == [ABSENT]
+    assert search.absent_words(store, f"under the {ABSENT}") == [ABSENT]
     assert store.search("the", 5) == store.search("the the", 5) != []
     for hit in store.search(f"the {SONG[0]}", 10):
         have = sum(SONG[0] in example.sentence.text for example in store.examples(hit.neuron, hit.polarity))
@@ -202,14 +202,16 @@ def test_sentences_with_a_word_stand_beside_others_of_similar_length(store):
 def test_neighbors_are_above_those_of_random_neurons(store):
     median, largest = search.nearest_by_chance(store, "writes")
     assert median <= largest < 0.99
-    shown = {n: [hit.neuron for hit in store.similar(n, 5) if hit.score > largest] for n in store.neurons.all()}
+    shown = {
+        n: [hit.neuron for hit in store.similar(n, 5) if hit.score > largest] for n in store.neurons.all_without_heads()
+    }
     assert shown[NEAR] == [TWIN]
     assert sum(map(bool, shown.values())) < 0.2 * len(shown)
 
 
 def test_words_of_weights_are_shown_above_those_of_random_rows_only(store):
     """By the model and by the index alone; a row that writes one word stands out, most random ones do not."""
-    words = {neuron: both_projections(store.model, neuron, 5) for neuron in store.neurons.all()}
+    words = {neuron: both_projections(store.model, neuron, 5) for neuron in store.neurons.all_without_heads()}
     assert words[WRITER][0].has_words
     assert words[WRITER][0].promoted[0].text.strip() == ABSENT
     random_ones = [neuron for neuron in words if neuron not in (HUB, WRITER, SILENT)]
@@ -259,14 +261,14 @@ def test_copies_of_a_document_are_drawn_as_often_as_they_are(monkeypatch):
 
 
 def test_an_index_says_which_documents_it_holds(store, tmp_path):
-    assert store.sample == f"all documents of {store.facts.get('corpus')}"
+    assert store.documents_phrase == f"all documents of {store.facts.get('corpus')}"
     path = store.facts.get("corpus")
     with open_store(tmp_path / "i.db", create=True) as made:
         for limit, phrase in ((30, "30 of 120 documents"), (40, "40 of 120 documents"), (120, "all documents")):
             build_index(store.model, read_corpus(path, limit), made, k=2)
-            assert made.sample.startswith(phrase)
+            assert made.documents_phrase.startswith(phrase)
         made.facts.set({"limit": 7, "documents": None})
-        assert made.sample == f"the first 7 documents of {path}"
+        assert made.documents_phrase == f"the first 7 documents of {path}"
 
 
 def test_an_index_of_the_first_documents_is_refused_with_the_way_to_make_it_again(store, tmp_path):
@@ -308,12 +310,12 @@ def test_a_text_finds_the_neurons_whose_examples_are_about_it(embedded):
     query = unit((encoder.vector("melody") - np.array(embedded.facts.get("encoder")["center"]))[None])[0]
     similar, deviation = dict(zip(ids.tolist(), rows @ query, strict=True)), (rows @ unit(rows).T).std()
     expected = {}
-    for neuron, polarity in itertools.product(embedded.neurons.all(), "+-"):
+    for neuron, polarity in itertools.product(embedded.neurons.all_without_heads(), "+-"):
         examples = [similar[example.sentence.id] for example in embedded.examples(neuron, polarity)]
         expected[neuron, polarity] = np.mean(examples) * np.sqrt(len(examples)) / deviation if examples else 0.0
     z = search._by_sentences(embedded, "", encoder.vector("melody"))[: len(expected)]
     assert z == pytest.approx(list(expected.values()), abs=0.05)
-    assert search.absent(embedded, "melody") == ["melody"]
+    assert search.absent_words(embedded, "melody") == ["melody"]
     assert not [hit for hit in embedded.search("melody", 60) if hit.by == "sentences"]
     hits = {(h.neuron, h.polarity) for h in search.by_words(embedded, "melody", 60, encoder.vector("melody"))}
     seed = np.random.default_rng(1)
@@ -328,7 +330,7 @@ def test_a_text_finds_the_neurons_whose_examples_are_about_it(embedded):
 
 
 def test_a_stopped_encoding_goes_on_and_gives_the_same_vectors(embedded, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(meanings, "SAVED_AT_ONCE", 8)
+    monkeypatch.setattr(example_embedding, "SAVED_AT_ONCE", 8)
     encoder = TopicEncoder("topics", "1", None, None)
     with open_store(tmp_path / "s.db", create=True) as made:
         build_index(store.model, read_corpus(store.facts.get("corpus")), made, k=8)

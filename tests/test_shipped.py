@@ -43,7 +43,7 @@ def packed(model, corpus, tmp_path):
 
 
 def test_the_strongest_sentences_and_the_statistics_come_back(model, packed, tmp_path):
-    module.unpack(packed, model, tmp_path / "b.db")
+    module.unpack_index(packed, model, tmp_path / "b.db")
     with open_store(tmp_path / "a.db") as store, open_store(tmp_path / "b.db") as again:
         assert again.is_complete
         assert again.made_with()["index"]["shipped"]
@@ -67,12 +67,12 @@ def test_the_strongest_sentences_and_the_statistics_come_back(model, packed, tmp
 
 def test_other_texts_and_another_model_are_refused(model, packed, tmp_path):
     with pytest.raises(StoreError):
-        module.unpack(
+        module.unpack_index(
             packed, Model(random_model(LLAMA, dtype=torch.float32, seed=1).net, model.tokenizer), tmp_path / "b.db"
         )
     (tmp_path / "lower.txt").write_text("Other texts.\n" * 40)
     with pytest.raises(StoreError):
-        module.unpack(packed, model, tmp_path / "c.db")
+        module.unpack_index(packed, model, tmp_path / "c.db")
 
 
 def test_a_model_of_another_name_has_none(model):

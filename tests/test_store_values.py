@@ -15,9 +15,9 @@ from letters import Letters
 from icebear import Concept, Model, Store, annotate, build_index, describe, open_store, read_corpus
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary import calibration
-from icebear.db.search import absent
+from icebear.db.search import absent_words
 from icebear.errors import IcebearError, InputError, StoreError
-from icebear.records import Meaning, Neuron
+from icebear.records import AutomaticLabel, Neuron
 
 NEURON = Neuron(1, "ffn", 3)
 VALUES = ("'nope'", "'[1]'", "-7", "x'ff'")
@@ -36,7 +36,7 @@ def built(tmp_path_factory):
         build_index(model, read_corpus(str(folder / "c.txt")), store, k=4)
         annotate(model, store, [NEURON], 4)
         store.labels.set_manual(NEURON, "bears")
-        store.labels.set_meanings([Meaning(NEURON, "+", "words", "ice", "token", 0.9, 0.001, True, {})])
+        store.labels.set_automatic([AutomaticLabel(NEURON, "+", "words", "ice", "token", 0.9, 0.001, True, {})])
         concept = Concept.of(model, "cold", {(NEURON, "+"): 1.0})
         store.concepts.set({concept.name: concept.to_dict()})
     return folder
@@ -58,13 +58,13 @@ def card(store, model):
 READERS = [
     card,
     lambda store, model: store.search("bear", 5),
-    lambda store, model: absent(store, "bear"),
+    lambda store, model: absent_words(store, "bear"),
     lambda store, model: [store.similar(NEURON, 3, by) for by in ("writes", "reads", "examples")],
     lambda store, model: store.vocabulary(NEURON, 3),
-    lambda store, model: (store.neurons.all(), store.neurons.statistic(NEURON, "max")),
-    lambda store, model: [store.labels.name(NEURON, side) for side in "+-"],
-    lambda store, model: (store.labels.manual(NEURON), store.labels.all_meanings(), store.labels.significant()),
-    lambda store, model: (store.status(), store.made_with(), store.sample, store.checksum()),
+    lambda store, model: (store.neurons.all_without_heads(), store.neurons.statistic(NEURON, "max")),
+    lambda store, model: [store.labels.shown(NEURON, side) for side in "+-"],
+    lambda store, model: (store.labels.manual(NEURON), store.labels.all_automatic(), store.labels.significant()),
+    lambda store, model: (store.status(), store.made_with(), store.documents_phrase, store.checksum()),
     lambda store, model: [Concept.from_dict(row) for row in store.concepts.all().values()],
     lambda store, model: list(store.sentences.starting_at(0)),
 ]

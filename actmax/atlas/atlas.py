@@ -47,7 +47,7 @@ def atlas(store: Store, seed: int = 0, on_progress: OnProgress = unwatched) -> A
     seed : int
         The same map comes of the same seed, to the bit on one machine.
     on_progress : callable
-        Called with (done, 100), about in percent of the time.
+        Called with (percent, 100), roughly by time.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def atlas(store: Store, seed: int = 0, on_progress: OnProgress = unwatched) -> A
         data.sides,
         points,
         cluster,
-        clarity(data.examples, data.meanings),
+        clarity(data.examples, data.sentence_vectors),
         clusters,
         layer_meanings(data, seed),
         {**store.made_with(), "seed": seed},

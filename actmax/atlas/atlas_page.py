@@ -10,35 +10,35 @@ import numpy as np
 from markupsafe import Markup
 
 from icebear.actmax.atlas.atlas import Atlas
-from icebear.actmax.atlas.compare import Comparison
-from icebear.actmax.atlas.neighbor_map import STEPS, on_page
+from icebear.actmax.atlas.compare import IndexComparison
+from icebear.actmax.atlas.neighbor_map import PAGE_STEPS, on_page
 from icebear.actmax.atlas.side_data import side_columns
 from icebear.db.store import Store
 from icebear.records import Sentence
 from icebear.render import environment, made_with_line, render
 
 
-def atlas_page(store: Store, atlas: Atlas, comparison: Comparison | None = None) -> str:
+def atlas_page(store: Store, atlas: Atlas, comparison: IndexComparison | None = None) -> str:
     """Return a self-contained HTML page with the map of an index, in the color of what is exchanged in a comparison."""
-    data = {**packed(store, atlas), "labels": store.labels.sides()}
+    data = {**packed(store, atlas), "labels": store.labels.by_side()}
     if comparison:
         exchanged = np.zeros(len(atlas.sides))
         _, on_map, compared = np.intersect1d(atlas.sides, comparison.sides, return_indices=True)
         exchanged[on_map] = comparison.exchanged[compared]
-        data["arrays"]["exchanged"] = ["u2", _base64(exchanged * STEPS, "u2")]
+        data["arrays"]["exchanged"] = ["u2", _base64(exchanged * PAGE_STEPS, "u2")]
     return render(
         "icebear.actmax.atlas/atlas.html",
         title=f"Atlas of {atlas.made_with['model']['name']}",
         app=False,
-        style=part("atlas.css"),
-        script=part("atlas.js"),
+        style=asset("atlas.css"),
+        script=asset("atlas.js"),
         data=Markup(safe_json(data)),
-        sample=store.sample,
+        sample=store.documents_phrase,
         made_with=made_with_line(atlas.made_with),
     )
 
 
-def part(name: str, **values: bool) -> Markup:
+def asset(name: str, **values: bool) -> Markup:
     """Return a file that the page and the app's view share."""
     return Markup(environment().get_template(f"icebear.actmax.atlas/{name}").render(**values))
 
@@ -68,7 +68,7 @@ def packed(store: Store, atlas: Atlas) -> dict[str, Any]:
         "index": (index, "u4"),
         "minus": (atlas.sides % 2, "u2"),
         "cluster": (atlas.cluster, "i2"),
-        "clarity": (atlas.clarity.clip(0, 1) * STEPS, "u2"),
+        "clarity": (atlas.clarity.clip(0, 1) * PAGE_STEPS, "u2"),
         "sentence": (sentence, "u4"),
         "start": (spans[:, 0], "u2"),
         "end": (spans[:, 1], "u2"),

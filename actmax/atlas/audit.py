@@ -28,7 +28,7 @@ from icebear.values import typed
 PERMUTATIONS = 999
 LEVEL = 0.05
 """The family-wise error rate: how often any cluster is claimed where there is no difference."""
-FEWEST = 4
+FEWEST_PROMPTS = 4
 """The prompts of each of two groups: with fewer, more than 5 % of permutations are as extreme as any result."""
 EXAMPLES = 3
 MOST_SIDES = 20
@@ -122,10 +122,10 @@ def audit(model: Model, store: Store, atlas: Atlas, prompts: Sequence[Case], oth
 def check_groups(prompts: Sequence[Case], others: Sequence[Case]) -> None:
     """Raise `InputError` for prompts that cannot be audited."""
     counts = len(prompts), len(others)
-    if not prompts or 0 < min(counts) < FEWEST or any(case.counterfactual for case in (*prompts, *others)):
+    if not prompts or 0 < min(counts) < FEWEST_PROMPTS or any(case.counterfactual for case in (*prompts, *others)):
         raise InputError(
-            f"An audit takes prompts without counterfactuals, at least {FEWEST} in each of two groups, not {counts[0]} "
-            f"and {counts[1]}; change the prompts."
+            f"An audit takes prompts without counterfactuals, at least {FEWEST_PROMPTS} in each of two groups, not "
+            f"{counts[0]} and {counts[1]}; change the prompts."
         )
 
 

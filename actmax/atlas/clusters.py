@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from scipy.sparse import csr_matrix
 
 from icebear.actmax.atlas.side_data import SideData
+from icebear.convert import CONVERTER
 from icebear.records import Sentence
 
 SMALLEST = 50
@@ -42,12 +44,18 @@ class Cluster:
     """The sum of the words' c-TF-IDF in the half of the documents that they were not chosen in."""
     by_chance: float
     """The largest score of shuffled clusters of this size."""
-    strongest: tuple[str, ...]
-    """The words that were tested."""
+    tested_words: tuple[str, ...]
+    """The words that were tested (``strongest`` in JSON)."""
 
     @property
     def name(self) -> str:
         return ", ".join(self.words)
+
+
+SAVED_NAME = override(rename="strongest")
+"""The name of `Cluster.tested_words` in saved maps and in JSON."""
+CONVERTER.register_unstructure_hook(Cluster, make_dict_unstructure_fn(Cluster, CONVERTER, tested_words=SAVED_NAME))
+CONVERTER.register_structure_hook(Cluster, make_dict_structure_fn(Cluster, CONVERTER, tested_words=SAVED_NAME))
 
 
 def grouped(points: np.ndarray) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""`compare`: which neurons have other sentences in a second model, such as a fine-tuned one, and with which meaning.
+"""`compare_indexes`: which neurons have other sentences in a second model, such as a tuned one, and what they mean.
 
 1. Both indexes hold the same sentences, with vectors of the same encoder.
-2. Exchanged is the share of a side's sentences that it does not have in the other model. It tells changed neurons from
-   others best (docs/atlas.md).
-3. A side's sentences are averaged in each model. Moved is the squared distance of the two means, less what it is if
+2. `exchanged` is the share of a side's sentences that it does not have in the other model. It tells changed neurons
+   from others best (docs/atlas.md).
+3. A side's sentences are averaged in each model. `moved` is the squared distance of the two means, less what it is if
    the signs of all differences are random: sentences that are exchanged for others with the same meaning move nothing.
-4. By chance is the same number with random signs.
+4. `by_chance` is the same number with random signs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from icebear.actmax.atlas.side_data import read_examples
 from icebear.db.store import Store
 from icebear.db.vectors import unit
 from icebear.errors import StoreError, need
+from icebear.records import POLARITIES
 from icebear.values import seed_of, typed
 
-ABOVE = 99.9
+MOVED_PERCENTILE = 99.9
 """The percentile of what is moved by chance above which a side's meaning has moved."""
 LISTED = 100
 """The number of neurons with other sentences that `exchanged_sides` lists."""
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class IndexComparison:
     """How far the sentences of each side moved from one model to the other. N sides have sentences in both."""
 
     sides: np.ndarray
@@ -46,7 +47,7 @@ class Comparison:
     @property
     def least(self) -> float:
         """What 99.9 % of the sides do not reach in `by_chance`."""
-        return float(np.percentile(self.by_chance, ABOVE))
+        return float(np.percentile(self.by_chance, MOVED_PERCENTILE))
 
     @property
     def order(self) -> np.ndarray:
@@ -63,7 +64,7 @@ class ExchangedSide:
     exchanged: float
     """The share of its sentences that it does not have in the other model."""
     moved: float
-    """See `Comparison.moved`."""
+    """See `IndexComparison.moved`."""
     lost: str
     """The strongest of the exchanged sentences."""
     new: str
@@ -71,7 +72,7 @@ class ExchangedSide:
 
 
 @typed
-def compare(store: Store, other: Store, seed: int = 0) -> Comparison:
+def compare_indexes(store: Store, other: Store, seed: int = 0) -> IndexComparison:
     """Find the neurons that have other maximally activating sentences in another model, and whether these mean another
     thing.
 
@@ -84,7 +85,7 @@ def compare(store: Store, other: Store, seed: int = 0) -> Comparison:
 
     Returns
     -------
-    Comparison
+    IndexComparison
 
     Raises
     ------
@@ -99,14 +100,14 @@ def compare(store: Store, other: Store, seed: int = 0) -> Comparison:
         np.concatenate(both) for both in zip(store.sentence_vectors(), other.sentence_vectors(), strict=True)
     )
     ids, rows = np.unique(ids, return_index=True)
-    meanings = unit(store.vectors.standardized(vectors[rows].astype(np.float32)))
+    sentence_vectors = unit(store.vectors.standardized(vectors[rows].astype(np.float32)))
     (sides, mine), (their_sides, theirs) = read_examples(store, ids), read_examples(other, ids)
     common, rows, their_rows = np.intersect1d(sides, their_sides, return_indices=True)
     mine, theirs = mine[rows], theirs[their_rows]
     lost = mine.getnnz(1) - mine.multiply(theirs).getnnz(1)
-    moved, by_chance = _moved(_shares(mine) - _shares(theirs), meanings, np.random.default_rng(seed_of(seed)))
+    moved, by_chance = _moved(_shares(mine) - _shares(theirs), sentence_vectors, np.random.default_rng(seed_of(seed)))
     made_with = store.made_with(), other.made_with()
-    return Comparison(common, moved, by_chance, lost / mine.getnnz(1), made_with)
+    return IndexComparison(common, moved, by_chance, lost / mine.getnnz(1), made_with)
 
 
 def _check(store: Store, other: Store) -> None:
@@ -133,24 +134,24 @@ def _shares(examples: csr_matrix) -> csr_matrix:
 
 
 def _moved(
-    differences: csr_matrix, meanings: np.ndarray, generator: np.random.Generator
+    differences: csr_matrix, sentence_vectors: np.ndarray, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the squared length of each difference of means (N, S), less what random signs give, and with them."""
     differences.eliminate_zeros()
     noise = np.asarray(differences.multiply(differences).sum(1))[:, 0]
     signs = generator.choice([-1, 1], differences.nnz)
     random = csr_matrix((differences.data * signs, differences.indices, differences.indptr), differences.shape)
-    moved, by_chance = (((shares @ meanings) ** 2).sum(1) - noise for shares in (differences, random))
+    moved, by_chance = (((shares @ sentence_vectors) ** 2).sum(1) - noise for shares in (differences, random))
     return moved, by_chance
 
 
-def exchanged_sides(comparison: Comparison, store: Store, other: Store) -> list[ExchangedSide]:
+def exchanged_sides(comparison: IndexComparison, store: Store, other: Store) -> list[ExchangedSide]:
     """Return the sides with the most exchanged sentences, with the strongest sentence that is only in each model."""
     order = comparison.order[:LISTED]
     order = order[comparison.exchanged[order] > 0]
     neurons, sides = store.neurons.of((comparison.sides[order] // 2).tolist()), []
     for number, side in zip(order.tolist(), comparison.sides[order].tolist(), strict=True):
-        neuron, polarity = neurons[side // 2], "+-"[side % 2]
+        neuron, polarity = neurons[side // 2], POLARITIES[side % 2]
         texts = [[e.sentence.text for e in opened.examples(neuron, polarity)] for opened in (store, other)]
         lost, new = (next((text for text in texts[i] if text not in texts[1 - i]), "") for i in (0, 1))
         numbers = float(comparison.exchanged[number]), float(comparison.moved[number])

@@ -15,9 +15,9 @@ RANDOM_DRAWS = 2000
 """The number of random sets of sentences."""
 SHUFFLED_SIDES = 100
 """The number of sides of a layer whose partner is looked for among shuffled ones."""
-ABOVE = 95
+CLARITY_PERCENTILE = 95
 """The percentile of the clarity of random sentences above which a side has a meaning."""
-ALIKE = 0.9
+IDENTICAL_COSINE = 0.9
 """From this cosine of their vectors on, two sides are near-identical."""
 
 
@@ -41,42 +41,43 @@ class LayerMeanings:
     """After the sentences were shuffled among the sides of each layer."""
 
 
-def clarity(examples: csr_matrix, meanings: np.ndarray) -> np.ndarray:
+def clarity(examples: csr_matrix, sentence_vectors: np.ndarray) -> np.ndarray:
     """Return the mean cosine (N,) of each side's sentences with one another; 0 for a single sentence.
 
-    examples: (N, S) the sentences of each side. meanings: (S, D) their vectors, of length 1.
+    examples: (N, S) the sentences of each side. sentence_vectors: (S, D), of length 1.
     """
     counts = examples.getnnz(1)
-    squares = ((examples @ meanings) ** 2).sum(1)
+    squares = ((examples @ sentence_vectors) ** 2).sum(1)
     return (squares - counts) / (counts * (counts - 1)).clip(1)
 
 
-def clarity_by_chance(counts: np.ndarray, meanings: np.ndarray, seed: int) -> dict[int, np.ndarray]:
+def clarity_by_chance(counts: np.ndarray, sentence_vectors: np.ndarray, seed: int) -> dict[int, np.ndarray]:
     """Return the number of sentences of a side -> the clarity of as many random sentences, `RANDOM_DRAWS` times."""
-    generator, size = np.random.default_rng(seed), len(meanings)
+    generator, size = np.random.default_rng(seed), len(sentence_vectors)
 
     def drawn(count: int) -> np.ndarray:
         sentences = np.concatenate([generator.choice(size, count, replace=False) for _ in range(RANDOM_DRAWS)])
         starts = np.arange(RANDOM_DRAWS + 1) * count
-        return clarity(csr_matrix((np.ones(len(sentences)), sentences, starts), shape=(RANDOM_DRAWS, size)), meanings)
+        examples = csr_matrix((np.ones(len(sentences)), sentences, starts), shape=(RANDOM_DRAWS, size))
+        return clarity(examples, sentence_vectors)
 
     return {int(count): drawn(int(count)) for count in np.unique(counts)}
 
 
 def layer_meanings(data: SideData, seed: int) -> tuple[LayerMeanings, ...]:
     """Return the layers of each site."""
-    counts, clear = data.examples.getnnz(1), clarity(data.examples, data.meanings)
-    chance = clarity_by_chance(counts, data.meanings, seed)
-    least = {count: np.percentile(values, ABOVE) for count, values in chance.items()}
+    counts, clear = data.examples.getnnz(1), clarity(data.examples, data.sentence_vectors)
+    chance = clarity_by_chance(counts, data.sentence_vectors, seed)
+    least = {count: np.percentile(values, CLARITY_PERCENTILE) for count, values in chance.items()}
     unclear = clear <= np.array([least[count] for count in counts.tolist()])
-    alike = partners(data.vectors, neighbors(principal(data.vectors))[0]) >= ALIKE
+    alike = partners(data.vectors, neighbors(principal(data.vectors))[0]) >= IDENTICAL_COSINE
     chosen, reached = partners_by_chance(data, seed)
     rows = []
     for site, layer in sorted({*zip(data.site.tolist(), data.layer.tolist(), strict=True)}):
         inside = (data.site == site) & (data.layer == layer)
         random = np.concatenate([chance[count] for count in np.unique(counts[inside]).tolist()])
-        alike_by_chance = float((reached[inside[chosen]] >= ALIKE).mean())
-        shares = float(unclear[inside].mean()), ABOVE / 100, float(alike[inside].mean()), alike_by_chance
+        alike_by_chance = float((reached[inside[chosen]] >= IDENTICAL_COSINE).mean())
+        shares = float(unclear[inside].mean()), CLARITY_PERCENTILE / 100, float(alike[inside].mean()), alike_by_chance
         clarities = float(clear[inside].mean()), float(random.mean())
         rows.append(LayerMeanings(site, layer, int(inside.sum()), *clarities, *shares))
     return tuple(rows)
@@ -100,7 +101,8 @@ def partners_by_chance(data: SideData, seed: int) -> tuple[np.ndarray, np.ndarra
         inside = of_row == number
         indices[inside] = generator.permutation(indices[inside])
         chosen.append(generator.permutation(np.flatnonzero(group == number))[:SHUFFLED_SIDES])
-    rows = unit(csr_matrix((data.examples.data, indices, data.examples.indptr), data.examples.shape) @ data.meanings)
+    examples = csr_matrix((data.examples.data, indices, data.examples.indptr), data.examples.shape)
+    rows = unit(examples @ data.sentence_vectors)
 
     def largest(sides: np.ndarray) -> np.ndarray:
         cosines = rows[sides] @ rows.T

@@ -21,7 +21,7 @@ CALLBACK = 5
 EXACT = 20_000
 """Up to this many rows the search for neighbors is exact; above, it looks at the nearest 1 of 16 parts."""
 
-STEPS = 65535
+PAGE_STEPS = 65535
 """The page has each coordinate in this many steps."""
 
 Neighbors = tuple[np.ndarray, np.ndarray]
@@ -52,8 +52,8 @@ def plane(components: np.ndarray, near: Neighbors, seed: int, on_progress: OnPro
 
 
 def on_page(points: np.ndarray) -> np.ndarray:
-    """Return points (N, 2), within -1 to 1, in steps of the page, from 0 to `STEPS`."""
-    return np.round((points.astype(np.float64) + 1) / 2 * STEPS).astype(np.int64)
+    """Return points (N, 2), within -1 to 1, in steps of the page, from 0 to `PAGE_STEPS`."""
+    return np.round((points.astype(np.float64) + 1) / 2 * PAGE_STEPS).astype(np.int64)
 
 
 def apart(points: np.ndarray) -> np.ndarray:
@@ -70,7 +70,7 @@ def apart(points: np.ndarray) -> np.ndarray:
         while not (free := _ring(middle, rings.setdefault(middle, 1), taken)):
             rings[middle] += 1
         taken.add(free)
-        points[row] = np.array(free) / STEPS * 2 - 1
+        points[row] = np.array(free) / PAGE_STEPS * 2 - 1
     return points
 
 
@@ -83,7 +83,7 @@ def _ring(middle: tuple[int, int], distance: int, taken: set[tuple[int, int]]) -
         for d in across
         for step in ((x + d, y - distance), (x + d, y + distance), (x - distance, y + d), (x + distance, y + d))
     ]
-    inside = (step for step in square if min(step) >= 0 and max(step) <= STEPS)
+    inside = (step for step in square if min(step) >= 0 and max(step) <= PAGE_STEPS)
     return next((step for step in inside if step not in taken), None)
 
 

@@ -66,7 +66,7 @@ def saved_drawing(store: Store) -> bytes | None:
     arrays = _read(store, "drawing")
     if arrays is None:
         return None
-    labels = json.dumps({"labels": store.labels.sides()})
+    labels = json.dumps({"labels": store.labels.by_side()})
     return labels[:-1].encode() + b", " + arrays["drawing"].tobytes()[1:]
 
 

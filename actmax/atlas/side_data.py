@@ -14,7 +14,7 @@ from icebear.errors import StoreError
 from icebear.records import Sentence
 from icebear.values import stable_hash
 
-FEWEST = 16
+FEWEST_SIDES = 16
 """The number of sides that a map has at least."""
 
 
@@ -30,8 +30,8 @@ class SideData:
     """(N, D) the mean vectors of examples."""
     examples: csr_matrix
     """(N, S) 1 where a sentence is an example of a side."""
-    meanings: np.ndarray
-    """(S, D) the vectors of sentences, of length 1."""
+    sentence_vectors: np.ndarray
+    """(S, D), of length 1."""
     sentences: list[Sentence]
 
     @cached_property
@@ -45,18 +45,19 @@ class SideData:
         The others keep the mean of all their sentences."""
         examples = self.examples[:, self.chosen_from]
         any_examples = examples.getnnz(1) > 0
-        return np.where(any_examples[:, None], examples @ self.meanings[self.chosen_from], self.vectors), any_examples
+        means = examples @ self.sentence_vectors[self.chosen_from]
+        return np.where(any_examples[:, None], means, self.vectors), any_examples
 
 
 def read_sides(store: Store) -> SideData:
     """Read the sides of all neurons, heads left out. Raises `StoreError` if they are too few or have no vectors."""
     store.facts.get("finished")
     store.check_texts("A map groups neurons by what their sentences are about")
-    ids, meanings = store.sentence_vectors()
+    ids, sentence_vectors = store.sentence_vectors()
     order = np.argsort(ids)
-    ids, meanings = ids[order], store.vectors.standardized(meanings[order].astype(np.float32))
+    ids, sentence_vectors = ids[order], store.vectors.standardized(sentence_vectors[order].astype(np.float32))
     sides, examples = read_examples(store, ids)
-    if len(sides) < FEWEST:
+    if len(sides) < FEWEST_SIDES:
         raise StoreError(f"{store.path} has too few neurons with vectors of sentences for a map; run icebear index.")
     layer, site, _ = side_columns(store, sides)
     index, sentences = store.vectors.get("examples"), store.sentences.of(ids.tolist())
@@ -66,7 +67,7 @@ def read_sides(store: Store) -> SideData:
         layer,
         index.reconstruct_n(0, index.ntotal)[sides],
         examples,
-        unit(meanings),
+        unit(sentence_vectors),
         [sentences[identity] for identity in ids.tolist()],
     )
 
@@ -74,7 +75,7 @@ def read_sides(store: Store) -> SideData:
 def read_examples(store: Store, ids: np.ndarray) -> tuple[np.ndarray, csr_matrix]:
     """Return the sides (N,) that have examples among sentences (S,), and which they are (N, S). ids: ascending."""
     rows = store.example_tables.columns()
-    rows = rows[(rows.key < 2 * store.neurons.count()) & np.isin(rows.sentence, ids)]
+    rows = rows[(rows.key < 2 * store.neurons.count_without_heads()) & np.isin(rows.sentence, ids)]
     sides, side = np.unique(rows.key, return_inverse=True)
     where = side, np.searchsorted(ids, rows.sentence)
     return sides, csr_matrix((np.ones(len(rows), np.float32), where), shape=(len(sides), len(ids)))

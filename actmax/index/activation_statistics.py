@@ -46,7 +46,7 @@ class Statistic:
     """A statistic of N neurons, whose state is a tensor (..., N): a sum, unless a class overrides `merge`."""
 
     all_shards = False
-    """Whether every shard counts, or only the shards that `icebear.actmax.index.scan.sums_up` selects."""
+    """Whether every shard counts, or only the shards that `icebear.actmax.index.scan.has_statistics` selects."""
 
     def empty(self, neurons: int) -> Tensor:
         """Return the state before any activation."""

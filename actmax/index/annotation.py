@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from icebear.actmax.heads import attended
+from icebear.actmax.measure_heads import add_attention
 from icebear.actmax.reading import readable, reading_of
 from icebear.concepts.methods.attnlrp import ATTNLRP, VIT, AttnLRP
 from icebear.concepts.methods.registry import name_of
@@ -22,11 +22,11 @@ from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.text.images import image_map
 from icebear.models.text.prompts import PromptLike
-from icebear.records import Example, Neuron
+from icebear.records import POLARITIES, Example, Neuron
 from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, several, shown, typed
 
-BATCH = 8
+EXAMPLES_PER_PASS = 8
 """The largest number of examples of a pass."""
 LAYERS = 5
 OVERHEAD = 50
@@ -88,12 +88,12 @@ def annotate(
         (neuron, polarity, example)
         for neuron in named
         if neuron.site != "head"
-        for polarity in "+-"
+        for polarity in POLARITIES
         for example in store.examples(neuron, polarity, k, name_of(method))
         if example.relevance is None
     ]
     for head in (neuron for neuron in named if neuron.site == "head"):
-        attended(model, store, head, k)
+        add_attention(model, store, head, k)
     # Examples of about the same depth and position share a batch.
     count = 0
     wanted.sort(key=lambda row: (row[0].layer // LAYERS, row[2].token, row[0].layer, row[2].sentence.id))
@@ -126,7 +126,7 @@ def _batches(sizes: Sequence[tuple[int, int]]) -> list[slice]:
     best: list[tuple[float, int]] = [(0, 0)]  # of the first 0, 1, ... examples: their time, where the last batch starts
     for end in range(1, len(sizes) + 1):
         able = []
-        for start in range(max(0, end - BATCH), end):
+        for start in range(max(0, end - EXAMPLES_PER_PASS), end):
             layers, tokens = map(max, zip(*sizes[start:end], strict=True))
             able.append((best[start][0] + layers * (OVERHEAD + tokens * (end - start)), start))
         best.append(min(able))

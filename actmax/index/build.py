@@ -10,24 +10,25 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
+from torch import Tensor
 
-from icebear.actmax.heads import ensure_heads
 from icebear.actmax.index.activation_statistics import STATISTICS
-from icebear.actmax.index.corpus import LONGEST, Corpus
+from icebear.actmax.index.corpus import LONGEST_SENTENCE, Corpus
 from icebear.actmax.index.head_norms import head_means
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
 from icebear.actmax.index.scan import (
     INDEXED,
     OnBatch,
     Settings,
+    has_statistics,
     head_count,
     index_size,
     indexed_sites,
     scan_shard,
     shards,
-    sums_up,
 )
 from icebear.actmax.index.top_activations import ScanSummary, empty_summary, merge
+from icebear.actmax.measure_heads import ensure_heads
 from icebear.actmax.reading import reading_of
 from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError, need
@@ -156,7 +157,7 @@ def finish(
     model: Model,
     store: Store,
     settings: Settings,
-    table: ScanSummary,
+    summary: ScanSummary,
     counts: Counter[str],
     documents: int | None,
     sides: Collection[tuple[Neuron, str]] | None = None,
@@ -166,14 +167,14 @@ def finish(
         "finished": True,
         "limit": store.facts.get("claimed_limit"),
         "documents": documents,
-        "tokens": table.token_count,
-        "statistics_tokens": table.counted,
+        "tokens": summary.token_count,
+        "statistics_tokens": summary.statistics_tokens,
         "counts": {**counts, **{what: n for what, n in _passed_over(store, settings).items() if n}},
         "encoder": None,
         "gated": "ffn" in settings.sites and gated(model),
         "made_with": model.made_with,
     }
-    columns, examples = _columns(table, model, settings.sites), _examples(table)
+    columns, examples = _columns(summary, model, settings.sites), _examples(summary)
     if sides is not None:
         names = map(Neuron, columns["layer"], columns["site"], columns["idx"])
         numbers = {neuron: number for number, neuron in enumerate(names)}
@@ -188,15 +189,15 @@ def _passed_over(store: Store, settings: Settings) -> dict[str, int]:
     return {UNREADABLE: passed_over["without tokens"]} if store.is_of_images else passed_over
 
 
-def check_table(table: ScanSummary, counts: Counter[str], facts: dict[str, Any]) -> None:
+def check_has_results(summary: ScanSummary, counts: Counter[str], facts: dict[str, Any]) -> None:
     """Raise `InputError` where a scan has no results."""
     if not counts["sentences"]:
         raise InputError(_without_sentences(counts))
-    if not table.counted and facts.get("input") == IMAGES:
+    if not summary.statistics_tokens and facts.get("input") == IMAGES:
         raise InputError(
             f"None of the first {facts['shard']} images of {facts['corpus']} can be read; give another folder."
         )
-    if not table.counted:
+    if not summary.statistics_tokens:
         raise InputError(
             f"Each of the corpus's first {facts['shard']} sentences has only one token; give another corpus."
         )
@@ -230,15 +231,15 @@ def scan(
     if "head" in settings.sites and (packed or settings.head_means is None):
         means = load(packed.pop("head_means"))["head_means"] if packed else head_means(model)
         settings = dataclasses.replace(settings, head_means=means)
-    table, reading, shard_size = unpack(packed) if packed else short, reading_of(model, facts), facts["shard"]
+    summary, reading, shard_size = unpack(packed) if packed else short, reading_of(model, facts), facts["shard"]
     done = (
-        {number for number, size in store.scan.shards().items() if size == shard_size} if table.token_count else set()
+        {number for number, size in store.scan.shards().items() if size == shard_size} if summary.token_count else set()
     )
     counts: Counter[str] = Counter()
     last = time.monotonic()
-    counted = not corpus.streamed and on_progress is not unwatched  # a stream is not read twice, only to count it
+    knows_total = not corpus.streamed and on_progress is not unwatched  # a stream is not read twice, only to count it
     wanted = part.has if part else lambda number: True
-    of_corpus = enumerate(shards(corpus.sentences(), shard_size)) if counted else ()
+    of_corpus = enumerate(shards(corpus.sentences(), shard_size)) if knows_total else ()
     advance = counting(on_progress, sum(len(shard) for number, shard in of_corpus if wanted(number)))
     advance(shard_size * len(done))
     waiting: dict[int, list[tuple[Sentence, bytes]]] = {}
@@ -246,13 +247,13 @@ def scan(
     for number, shard in enumerate(shards(corpus.sentences(counts), shard_size)):
         if number in done or not wanted(number):
             continue
-        sums = sums_up(number, settings.seed)
-        least = table.values[:, :, -1]
+        sums = has_statistics(number, settings.seed)
+        least = summary.values[:, :, -1]
         scanned, vectors = scan_shard(model, shard, settings, least, batch_size, sums, on_batch, reading)
         if vectors.isnan().any():
             raise NumericalError("The residual stream of a sentence is NaN; try other weights or --dtype float32.")
         if len(shard) == shard_size:
-            table = merge(table, scanned)
+            summary = merge(summary, scanned)
         else:
             short = scanned
         waiting[number] = [
@@ -260,40 +261,42 @@ def scan(
             for sentence, vector in zip(shard, vectors.numpy(), strict=True)
         ]
         advance(len(shard))
-        if table.token_count and time.monotonic() - last > COMMIT_SECONDS:
-            store.scan.commit(waiting, pack(table, settings), facts)
+        if summary.token_count and time.monotonic() - last > COMMIT_SECONDS:
+            store.scan.commit(waiting, pack(summary, settings.head_means), facts)
             waiting, last = {}, time.monotonic()
     if part is None:
-        check_table(merge(table, short), counts, facts)
-    store.scan.commit(waiting, pack(table, settings), facts)
-    return table, short, counts
+        check_has_results(merge(summary, short), counts, facts)
+    store.scan.commit(waiting, pack(summary, settings.head_means), facts)
+    return summary, short, counts
 
 
 def _without_sentences(counts: Counter[str]) -> str:
     """Return why a corpus has no sentences, and what to do."""
     if counts["too long"]:
         return (
-            f"The corpus has no sentence of at most {LONGEST} characters ({counts['too long']:,} are longer); write "
-            "each sentence in a line of its own, or give the language of the text with --language."
+            f"The corpus has no sentence of at most {LONGEST_SENTENCE} characters ({counts['too long']:,} are longer); "
+            "write each sentence in a line of its own, or give the language of the text with --language."
         )
     empty = f" (its {counts['documents']:,} documents are empty)" if counts["documents"] else ""
     return f"The corpus has no text{empty}; check the file, or choose another column with --column."
 
 
-def pack(table: ScanSummary, settings: Settings) -> dict[str, bytes]:
+def pack(summary: ScanSummary, head_means: Tensor | None = None) -> dict[str, bytes]:
     """Return each tensor by itself, because SQLite holds at most a gigabyte in one value."""
-    if not table.token_count:
+    if not summary.token_count:
         return {}
-    parts = {**vars(table), **table.statistics}
+    parts = {**vars(summary), **summary.statistics}
     del parts["statistics"]
-    if settings.head_means is not None:
-        parts["head_means"] = settings.head_means
+    parts["counted"] = parts.pop("statistics_tokens")  # its saved name
+    if head_means is not None:
+        parts["head_means"] = head_means
     return {name: save({name: torch.as_tensor(part)}) for name, part in parts.items()}
 
 
 def unpack(packed: dict[str, bytes]) -> ScanSummary:
     tensors = {name: load(part)[name] for name, part in packed.items()}
     statistics = {name: tensors.pop(name) for name in STATISTICS}
+    tensors["statistics_tokens"] = tensors.pop("counted")
     parts: dict[str, Any] = {name: part if part.dim() else int(part) for name, part in tensors.items()}
     return ScanSummary(**parts, statistics=statistics)
 
@@ -301,19 +304,19 @@ def unpack(packed: dict[str, bytes]) -> ScanSummary:
 # --- the result tables ------------------------------------------------------------------------------------
 
 
-def _columns(table: ScanSummary, model: Model, sites: Sequence[str]) -> dict[str, Sequence[Any]]:
+def _columns(summary: ScanSummary, model: Model, sites: Sequence[str]) -> dict[str, Sequence[Any]]:
     """Return the columns of the table of neurons."""
     neurons = [(layer, site, i) for site in sites for layer in range(model.layers) for i in range(model.width(site))]
     layers, names, indices = zip(*neurons, strict=True)
     columns: dict[str, Sequence[Any]] = {"id": range(len(neurons)), "layer": layers, "site": names, "idx": indices}
     for name, statistic in STATISTICS.items():
-        columns |= statistic.columns(table.statistics[name], table.counted)
+        columns |= statistic.columns(summary.statistics[name], summary.statistics_tokens)
     return columns
 
 
-def _examples(table: ScanSummary) -> Iterator[tuple]:
+def _examples(summary: ScanSummary) -> Iterator[tuple]:
     """Yield the rows of the table of examples."""
-    parts = [part.transpose(0, 1).split(4096) for part in (table.values, table.sentences, table.tokens)]
+    parts = [part.transpose(0, 1).split(4096) for part in (summary.values, summary.sentences, summary.tokens)]
     start = 0
     for values, sentences, tokens in zip(*parts, strict=True):  # (n, 2, k) each
         neurons, polarities, ranks = entries = (values > 0).nonzero(as_tuple=True)

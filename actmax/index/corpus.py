@@ -28,7 +28,7 @@ from icebear.values import check_int, shown, typed
 
 WIKI = "wiki-summaries"
 LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
-LONGEST = 2000
+LONGEST_SENTENCE = 2000
 """Longer pieces, in characters, are not taken for sentences (the longest of the summaries has 840)."""
 
 IN_MEMORY = 1 << 16
@@ -104,7 +104,7 @@ class Corpus:
                 start += len(piece) - len(piece.lstrip())
                 if not sentence:
                     continue
-                if len(sentence) > LONGEST:
+                if len(sentence) > LONGEST_SENTENCE:
                     counts["too long"] += 1
                     continue
                 identity = sentence_id(sentence)

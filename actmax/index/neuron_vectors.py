@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from icebear.concepts.vocabulary.lens import MeanLens, mean_lens
 from icebear.concepts.vocabulary.weight_rows import direct_rows, typical, unembedding, vocabulary, w_in_rows, w_out_rows
 from icebear.db import vectors
-from icebear.db.search import DEVIATION, RANDOM, measure_chance
+from icebear.db.search import DEVIATION, NULL_VECTORS, measure_chance
 from icebear.db.store import Store
 from icebear.errors import NumericalError, StoreError
 from icebear.models.model import Model
@@ -42,6 +42,8 @@ def ensure_vectors(model: Model, store: Store) -> None:
     missing = [name for name in makers if not _usable(store, name, counts[name])]
     for name, make in makers.items():
         if name in missing:
+            if name == "examples":
+                save_moments(store, model.config.hidden_size)
             norms = store.vectors.save(name, make(), unit=name != "tokens")
             if name == "examples" and store.facts.find("encoder"):
                 set_example_null(store, norms)
@@ -104,22 +106,29 @@ def _lens_rows(lens: MeanLens, model: Model, site: str, layer: int) -> Tensor | 
     return rows @ lens.jacobian(site, layer).to(rows.device).T
 
 
-def example_vectors(store: Store, width: int = 0) -> Iterator[np.ndarray]:
-    """Yield the mean standardized vectors of examples (`VectorFiles.standardized`), by 2 * id + (polarity is -); zeros
-    of a width for an index without vectors of sentences. Save the center and the spread that standardize them."""
+def save_moments(store: Store, width: int = 0) -> None:
+    """Save the center and the spread that standardize sentence vectors (`VectorFiles.standardized`); for an index
+    without sentence vectors 0 and 1, of this width."""
     ids, rows = store.sentence_vectors()  # (S,), (S, D)
     if not len(ids):
         store.facts.set({"center": [0.0] * width, "spread": [1.0] * width})
+        return
+    ordered = torch.from_numpy(rows[np.argsort(ids)].astype(np.float32))
+    center, encoder = ordered.mean(0), store.facts.find("encoder")
+    spread = torch.ones_like(center) if encoder else ordered.std(0, correction=0).clamp(min=1e-6)
+    moments = {"center": center.tolist(), "spread": spread.tolist()}
+    store.facts.set({"encoder": {**encoder, **moments}} if encoder else moments)
+
+
+def example_vectors(store: Store, width: int = 0) -> Iterator[np.ndarray]:
+    """Yield the mean standardized vectors of examples, by 2 * neuron id + (polarity is -), in blocks of rows; zeros of
+    this width for an index without sentence vectors. `save_moments` comes before."""
+    ids, rows = store.sentence_vectors()
+    if not len(ids):
         yield np.zeros((2 * store.count("neurons"), width), dtype=np.float32)
         return
     order = np.argsort(ids)
-    weight = torch.from_numpy(rows[order].astype(np.float32))
-    center = weight.mean(0)
-    encoder = store.facts.find("encoder")
-    spread = torch.ones_like(center) if encoder else weight.std(0, correction=0).clamp(min=1e-6)
-    moments = {"center": center.tolist(), "spread": spread.tolist()}
-    store.facts.set({"encoder": {**encoder, **moments}} if encoder else moments)
-    weight = (weight - center) / spread
+    weight = torch.from_numpy(store.vectors.standardized(rows[order].astype(np.float32)))
     rows = store.example_tables.columns()
     examples = torch.from_numpy(np.searchsorted(ids[order], rows.sentence))
     starts = torch.from_numpy(np.searchsorted(rows.key, np.arange(2 * store.count("neurons") + 1)))
@@ -129,10 +138,10 @@ def example_vectors(store: Store, width: int = 0) -> Iterator[np.ndarray]:
         yield F.embedding_bag(inside, weight, bounds[:-1] - bounds[0], mode="mean").numpy()
 
 
-def set_example_null(store: Store, norms: np.ndarray, seed: int = 0) -> None:
+def set_example_null(store: Store, norms: np.ndarray) -> None:
     """Save the null of the index `examples` by an encoder. norms: of its rows, see `VectorFiles.save`."""
     rows = store.vectors.standardized(store.sentence_vectors()[1])
-    drawn = np.random.default_rng(seed).permutation(rows)[:RANDOM]
+    drawn = np.random.default_rng(0).permutation(rows)[:NULL_VECTORS]
     deviation = float((rows @ vectors.unit(drawn).T).std()) if len(rows) else 1.0
     store.vectors.set_example_null(norms, store.example_tables.totals(len(norms)), deviation)
     store.controls.set({DEVIATION: deviation})

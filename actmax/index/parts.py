@@ -20,10 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from icebear.actmax.heads import ensure_heads
 from icebear.actmax.index.build import (
     Part,
-    check_table,
+    check_has_results,
     facts_of,
     finish,
     indexed_counts,
@@ -37,6 +36,7 @@ from icebear.actmax.index.neuron_vectors import ensure_vectors
 from icebear.actmax.index.part_files import HEAD_MEANS, parts_in
 from icebear.actmax.index.scan import INDEXED, Settings, head_count, index_size, indexed_sites
 from icebear.actmax.index.top_activations import ScanSummary, empty_summary, merge
+from icebear.actmax.measure_heads import ensure_heads
 from icebear.db.store import Store, open_store
 from icebear.errors import InputError, StoreError, need
 from icebear.models.model import Model
@@ -48,7 +48,7 @@ SHORT = "short."
 """Before the names of the summary of a last shard that is shorter."""
 OF_PART = ("part", "counts", "documents")
 """Facts that differ between parts, or that one run writes at its end."""
-SPELLED = {"model", "corpus"}
+NOT_COMPARED = {"model", "corpus"}
 """Facts that may be written in other ways; a fingerprint and a digest of the content stand for them."""
 PATIENCE = 600
 """Seconds to wait for another part that measures the means of head outputs."""
@@ -126,8 +126,8 @@ def _scan_to(
         _check_same(partial, begun, facts)
         if "counts" not in begun:  # else it was stopped before its file was renamed
             full, short, counts = scan(model, corpus, store, settings, facts, on_progress, part=part)
-            shorter = {f"{SHORT}{name}": x for name, x in pack(short, Settings()).items()}
-            summaries = {**pack(full, settings), **shorter}
+            shorter = {f"{SHORT}{name}": x for name, x in pack(short).items()}
+            summaries = {**pack(full, settings.head_means), **shorter}
             store.scan.commit({}, summaries, {**facts, "counts": dict(counts), "documents": corpus.size()})
         if not store.scan.close_log():
             raise StoreError(f"Another program has {partial} open; close it there, and run the same command again.")
@@ -187,10 +187,10 @@ def _merge(model: Model, parts: Sequence[Store], store: Store, facts: dict[str, 
             raise StoreError(f"{part.path} is damaged; delete it, and scan it again.") from None
         full, short = (merge(x, more or none) for x, more in zip((full, short), summaries, strict=True))
     counts = Counter(parts[0].facts.get("counts"))
-    check_table(merge(full, short), counts, facts)
+    check_has_results(merge(full, short), counts, facts)
     for part in parts:
         _copy(part, store, facts)
-    store.scan.commit({}, pack(full, settings), facts)
+    store.scan.commit({}, pack(full, settings.head_means), facts)
     finish(model, store, settings, merge(full, short), counts, parts[0].facts.get("documents"))
 
 
@@ -240,7 +240,7 @@ def _not_one_scan(parts: Sequence[Store]) -> StoreError:
 
 def _check_same(path: Path, have: dict[str, Any], facts: dict[str, Any]) -> None:
     """Raise `StoreError` if a part that was begun has other facts."""
-    for name in sorted(facts.keys() - SPELLED) if have else ():
+    for name in sorted(facts.keys() - NOT_COMPARED) if have else ():
         if have.get(name) != facts[name]:
             raise StoreError(
                 f"{path} was scanned with {name.removeprefix('claimed_')} {have.get(name)!r}, not {facts[name]!r}; use "

@@ -85,7 +85,7 @@ def scan_shard(
     count. Vectors are the final residual stream after its norm, averaged over the counted tokens, in float16.
 
     threshold: values (2, N) that an example must reach, from the summary that this one is merged with.
-    sums: whether means, standard deviations and histograms include these sentences, see `sums_up`.
+    sums: whether means, standard deviations and histograms include these sentences, see `has_statistics`.
     on_batch: called with the sentences of each batch that is read.
     reading: how they are read; default as texts.
     """
@@ -113,15 +113,15 @@ class _Reader:
         self.site_layers = [(site, layer) for site in hooked for layer in model.layers_with(site)]
         if "head" in settings.sites:
             self.heads = HeadNorms.of(model, head_means(model) if settings.head_means is None else settings.head_means)
-        starts, self.columns = 0, {}
+        width, self.columns = 0, {}
         for site, layer in ((site, layer) for site in settings.sites for layer in range(model.layers)):
-            self.columns[site, layer] = slice(starts, starts + model.width(site))
-            starts += model.width(site)
-        self.threshold = torch.full((2, starts), -torch.inf) if threshold is None else threshold
+            self.columns[site, layer] = slice(width, width + model.width(site))
+            width += model.width(site)
+        self.threshold = torch.full((2, width), -torch.inf) if threshold is None else threshold
         self.ids = torch.zeros(count, dtype=torch.int64)
-        self.values = torch.full((2, count, starts), -torch.inf)  # by sentence; what cannot enter stays -inf
-        self.tokens = torch.zeros(2, count, starts, dtype=torch.int16)
-        self.statistics = {name: statistic.empty(starts) for name, statistic in STATISTICS.items()}
+        self.values = torch.full((2, count, width), -torch.inf)  # by sentence; what cannot enter stays -inf
+        self.tokens = torch.zeros(2, count, width, dtype=torch.int16)
+        self.statistics = {name: statistic.empty(width) for name, statistic in STATISTICS.items()}
         length = reading.max_tokens
         self.token_ids = None if length is None else torch.zeros(count, length, dtype=torch.int32)
         self.token_count = self.done = 0
@@ -181,7 +181,7 @@ class _Reader:
             *strongest(values, ids.expand_as(values), tokens, written_at, k),
             statistics={name: statistic.exact(self.statistics[name]) for name, statistic in STATISTICS.items()},
             token_count=self.token_count,
-            counted=self.token_count if self.summing else 0,
+            statistics_tokens=self.token_count if self.summing else 0,
         )
 
 
@@ -225,7 +225,7 @@ def _hash(seed: int, purpose: str, identity: int) -> int:
     return stable_hash(f"{seed} {purpose} {identity}") >> 2
 
 
-def sums_up(number: int, seed: int) -> bool:
+def has_statistics(number: int, seed: int) -> bool:
     """Return whether means, standard deviations, histograms and shares above zero include a shard.
 
     They include the first shard and one of every ten after it: that is precise enough, and all shards would double the

@@ -31,8 +31,8 @@ class ScanSummary:
     statistics: dict[str, Tensor]
     """Name -> the state (..., N) of each of `STATISTICS`."""
     token_count: int
-    counted: int
-    """The number of tokens in shards that sums include (`icebear.actmax.index.scan.sums_up`)."""
+    statistics_tokens: int
+    """The number of tokens in shards that sums include (`icebear.actmax.index.scan.has_statistics`)."""
 
 
 def empty_summary(neurons: int, k: int, heads: int = 0) -> ScanSummary:
@@ -44,7 +44,7 @@ def empty_summary(neurons: int, k: int, heads: int = 0) -> ScanSummary:
         written_at=torch.zeros(heads, k, dtype=torch.int32),
         statistics={name: statistic.exact(statistic.empty(neurons)) for name, statistic in STATISTICS.items()},
         token_count=0,
-        counted=0,
+        statistics_tokens=0,
     )
 
 
@@ -56,7 +56,7 @@ def merge(a: ScanSummary, b: ScanSummary) -> ScanSummary:
         *strongest(values, sentences, tokens, written_at, a.values.shape[2]),
         statistics={name: kind.merge(a.statistics[name], b.statistics[name]) for name, kind in STATISTICS.items()},
         token_count=a.token_count + b.token_count,
-        counted=a.counted + b.counted,
+        statistics_tokens=a.statistics_tokens + b.statistics_tokens,
     )
 
 

@@ -9,19 +9,20 @@ import numpy as np
 
 from icebear.actmax.labels.choice import Chosen
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.null import Null, Nulls, Sides, controls, random_neurons, sides, true_share
+from icebear.actmax.labels.nulls import LabelNull, RandomNeuronNulls, null_draws, random_neurons
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations, topics_name
 from icebear.actmax.labels.scores import TopActivations, score, token_mean_baseline
+from icebear.actmax.labels.sides import Sides, sides, true_share
 from icebear.actmax.labels.strongest import StrongestSentences
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.models.model import Model
-from icebear.records import Meaning, Neuron
+from icebear.records import AutomaticLabel, Neuron
 from icebear.steps import OnProgress, counting, unwatched
 
 GROUP = 8192
 """The number of neurons whose activations are in memory at once (about 140 kB each)."""
-BATCH = 16
+NEURONS_PER_BATCH = 16
 """The number of neurons that are scored at once; a kill loses at most their labels."""
 SHOWN = 4
 
@@ -39,7 +40,7 @@ def label_neurons(
     of another model, or with too few documents.
     """
     store.check(model.index_fingerprint, model.name, model.dtype_name)
-    have = store.labels.meanings(neurons)
+    have = store.labels.automatic(neurons)
     wanted = sorted({neuron for neuron in neurons if (neuron, "+") not in have}, key=lambda n: (n.layer, n))
     if not wanted:
         return
@@ -51,10 +52,10 @@ def label_neurons(
     advance = counting(on_progress, total)
     for group in groups:
         values, nulls = measure_activations(model, store, parts, group, advance)
-        for start in range(0, len(group), BATCH):
-            rows = slice(start, start + BATCH)
+        for start in range(0, len(group), NEURONS_PER_BATCH):
+            rows = slice(start, start + NEURONS_PER_BATCH)
             batch = sides(parts, group[rows], {part: x[rows] for part, x in values.items()})
-            store.labels.set_meanings(strongest.fitting(meanings_of(batch, batch.choose(), nulls)))
+            store.labels.set_automatic(strongest.fitting(meanings_of(batch, batch.choose(), nulls)))
             advance(len(batch.names))
 
 
@@ -65,7 +66,7 @@ def measure_activations(
     neurons: Sequence[Neuron],
     advance: Callable[[int], None] = lambda sentences: None,
     seed: int = 0,
-) -> tuple[dict[str, np.ndarray], Nulls]:
+) -> tuple[dict[str, np.ndarray], RandomNeuronNulls]:
     """Return the activations (P, N) in each part, and the nulls, which the first call measures in the same passes."""
     heads = neurons[0].site == "head"
     name = control_name(store, seed, heads)
@@ -74,10 +75,10 @@ def measure_activations(
     values = {part: read_activations(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}
     if known is None:
         of_others = {part: x[len(neurons) :] for part, x in values.items()}
-        store.controls.set({name: controls(sides(parts, others, of_others), seed)})
+        store.controls.set({name: null_draws(sides(parts, others, of_others), seed)})
         known = store.controls.get(name)
         values = {part: x[: len(neurons)] for part, x in values.items()}
-    return values, Nulls(known)
+    return values, RandomNeuronNulls(known)
 
 
 def control_name(store: Store, seed: int = 0, heads: bool = False) -> str:
@@ -88,16 +89,16 @@ def control_name(store: Store, seed: int = 0, heads: bool = False) -> str:
 # --- scores of a label ---------------------------------------------------------------------------------------
 
 
-def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: Nulls) -> list[Meaning]:
+def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: RandomNeuronNulls) -> list[AutomaticLabel]:
     """Return the label that was chosen for each side, with its scores on the test part."""
     rows = enumerate(zip(batch.names, batch.active, chosen, strict=True))
     return [
-        meaning_of(batch, row, label, nulls) if active else Meaning.hardly_active(*side)
+        meaning_of(batch, row, label, nulls) if active else AutomaticLabel.hardly_active(*side)
         for row, (side, active, label) in rows
     ]
 
 
-def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: Null) -> Meaning:
+def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: LabelNull) -> AutomaticLabel:
     """Return the label of a side with its scores, controls, and, if it passes, sentences of the test part."""
     (neuron, polarity), fired = batch.names[row], batch.fired
     test, label, by = fired["test"], chosen.label, chosen.by
@@ -113,7 +114,9 @@ def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: Null) -> Meaning:
         "examples": test_examples(label, test, row) if passes else {},
     }
     p = nulls.p_value(chosen, neuron.layer)
-    return Meaning(neuron, polarity, label.kind, label.text(neuron.site == "head"), by, chosen.test, p, passes, record)
+    return AutomaticLabel(
+        neuron, polarity, label.kind, label.text(neuron.site == "head"), by, chosen.test, p, passes, record
+    )
 
 
 def test_examples(label: Label, fired: TopActivations, row: int) -> dict[str, list[dict[str, Any]]]:

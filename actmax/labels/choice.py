@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.meanings import THRESHOLDS, margin
-from icebear.actmax.labels.sample import PARTS
+from icebear.actmax.labels.sample import SPLITS
 from icebear.actmax.labels.scores import TopActivations, label_aurocs, responding, score
+from icebear.actmax.labels.significance import THRESHOLDS, margin
 
 
 @dataclass(frozen=True)
@@ -62,4 +62,4 @@ def choose_labels(labels: Sequence[Label], fired: dict[str, TopActivations]) -> 
 
 
 def score_parts(label: Label, by: str, fired: dict[str, TopActivations], row: int) -> Chosen:
-    return Chosen(label, by, *(score(label, by, fired[part], row) for part in PARTS))
+    return Chosen(label, by, *(score(label, by, fired[part], row) for part in SPLITS))

@@ -18,16 +18,18 @@ from icebear.actmax.index.encoder import encoder_of
 from icebear.actmax.labels.auto import meaning_of, meanings_of, measure_activations
 from icebear.actmax.labels.choice import Chosen, choose_labels, score_parts
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.meanings import THRESHOLDS
-from icebear.actmax.labels.null import Sides, random_neurons, sides
-from icebear.actmax.labels.sample import part_of, prepare_samples, read_activations
+from icebear.actmax.labels.nulls import random_neurons
+from icebear.actmax.labels.sample import prepare_samples, read_activations, split_of
+from icebear.actmax.labels.sides import Sides, sides
+from icebear.actmax.labels.significance import auroc_at, margin
 from icebear.actmax.labels.writer import Writer
 from icebear.db.store import Store
 from icebear.db.terms import words
+from icebear.db.vectors import unit
 from icebear.errors import DownloadError, InputError, StoreError
 from icebear.models.loading.encoder import Encoder
 from icebear.models.model import Model
-from icebear.records import POLARITIES, Meaning, Neuron
+from icebear.records import POLARITIES, AutomaticLabel, Neuron
 from icebear.steps import OnProgress, counting, unwatched
 
 OTHERS = 20
@@ -37,19 +39,19 @@ BY = "sentence"
 
 @dataclass(frozen=True)
 class OtherDescriptions:
-    """The margins of descriptions of other neurons for one side; see `icebear.actmax.labels.null.Nulls`."""
+    """The margins of descriptions of other neurons for one side: a `LabelNull`."""
 
     labels: Sequence[Label]
     margins: np.ndarray
 
-    def quantiles(self, layer: int) -> dict[str, float]:
+    def percentiles_95(self, layer: int) -> dict[str, float]:
         return {"other_neuron": float(np.quantile(self.margins, 0.95))} if len(self.margins) else {}
 
     def thresholds(self, by: str, layer: int) -> dict[str, float]:
-        return {name: 0.5 + top * (THRESHOLDS[by] - 0.5) for name, top in self.quantiles(layer).items()}
+        return {name: auroc_at(by, top) for name, top in self.percentiles_95(layer).items()}
 
     def is_significant(self, chosen: Chosen, layer: int) -> bool:
-        by_chance = self.quantiles(layer).values()  # without other descriptions, nothing passes
+        by_chance = self.percentiles_95(layer).values()  # without other descriptions, nothing passes
         return chosen.margin >= 1 and bool(by_chance) and chosen.margin > max(by_chance)
 
     def p_value(self, chosen: Chosen, layer: int) -> float:
@@ -68,7 +70,7 @@ def calls_left(store: Store, neurons: Sequence[Neuron], writer: Writer) -> int:
 
 def describe_neurons(
     model: Model, store: Store, neurons: Sequence[Neuron], writer: Writer, on_progress: OnProgress = unwatched
-) -> list[Meaning]:
+) -> list[AutomaticLabel]:
     """Ask a writer for descriptions of neurons at both polarities, and score them.
 
     One that passes replaces the label of its side, unless that has a larger margin on the validation documents. Each
@@ -120,7 +122,7 @@ def score_descriptions(
     texts: Mapping[tuple[Neuron, str], Sequence[tuple[str, str]]],
     others: Sequence[str],
     on_progress: OnProgress = unwatched,
-) -> list[Meaning]:
+) -> list[AutomaticLabel]:
     """Return descriptions that were written elsewhere with their scores on a store, which is not changed.
 
     texts: neuron and polarity -> descriptions, each with who wrote it. others: descriptions of other neurons; the first
@@ -155,7 +157,7 @@ def _save(store: Store, writer: Writer, known: dict[str, Any]) -> None:
 
 def _described(store: Store, neuron: Neuron, polarity: str, writer: Writer) -> str:
     """Return a description from examples of documents that do not test it; empty without such examples."""
-    examples = [row for row in store.examples(neuron, polarity) if part_of(row.sentence.title) != "test"]
+    examples = [row for row in store.examples(neuron, polarity) if split_of(row.sentence.title) != "test"]
     return writer.describe(examples[: max(1, len(examples) // 2)]) if examples else ""
 
 
@@ -165,7 +167,7 @@ def _scored(
     others: Sequence[str],
     encoder: Encoder,
     store: Store,
-) -> list[Meaning]:
+) -> list[AutomaticLabel]:
     """Return the scores of each side's descriptions, each with who wrote it. others: descriptions of other neurons."""
     meanings = []
     for row, side in enumerate(batch.names):
@@ -173,7 +175,7 @@ def _scored(
         null = [text for text in others if text and text not in {text for text, _ in written}][:OTHERS]
         for text, writer in written:
             if not (batch.active[row] and text):
-                meanings.append(Meaning.hardly_active(*side))
+                meanings.append(AutomaticLabel.hardly_active(*side))
                 continue
             meaning = score_description(batch, row, text, null, encoder, store)
             meaning.record["writer"] = writer
@@ -183,7 +185,7 @@ def _scored(
 
 def score_description(
     batch: Sides, row: int, text: str, others: Sequence[str], encoder: Encoder, store: Store
-) -> Meaning:
+) -> AutomaticLabel:
     """Return the scores of a description of a side. others: descriptions of other neurons, its null."""
     labels = [Label("description", (other,)) for other in dict.fromkeys(others) if other != text]
     for sample in (top.sample for top in batch.fired.values()):
@@ -196,13 +198,12 @@ def score_description(
 
 
 def _direction(vector: np.ndarray, store: Store) -> np.ndarray:
-    row = vector - store.vectors.center()
-    return row / max(float(np.linalg.norm(row)), 1e-6)
+    return unit((vector - store.vectors.center())[None])[0]
 
 
 def score_label(
     model: Model, store: Store, neuron: Neuron, text: str, on_progress: OnProgress = unwatched
-) -> list[Meaning]:
+) -> list[AutomaticLabel]:
     """Score a label that a person wrote, at both polarities: its words, and what it says if the index has a sentence
     encoder that can be loaded.
 
@@ -228,14 +229,14 @@ def score_label(
     return [*of_words, *(score_description(both, row, text, others, encoder, store) for row in rows)]
 
 
-def show_better(store: Store, meanings: Sequence[Meaning]) -> None:
+def show_better(store: Store, meanings: Sequence[AutomaticLabel]) -> None:
     """Save the descriptions that pass, unless a label that passes has a larger margin on the validation documents."""
-    shown = store.labels.meanings([meaning.neuron for meaning in meanings])
+    shown = store.labels.automatic([meaning.neuron for meaning in meanings])
     for meaning in meanings:
         before = shown.get((meaning.neuron, meaning.polarity))
         if meaning.significant and not (before and before.significant and _margin(before) > _margin(meaning)):
-            store.labels.set_meanings([meaning])
+            store.labels.set_automatic([meaning])
 
 
-def _margin(meaning: Meaning) -> float:
-    return (meaning.record["validation"] - 0.5) / (THRESHOLDS[meaning.by] - 0.5)
+def _margin(meaning: AutomaticLabel) -> float:
+    return margin(meaning.by, meaning.record["validation"])

@@ -13,14 +13,14 @@ TOP_TOKENS = 0.01
 """The share of tokens that are positives."""
 TOP_SENTENCES = 0.05
 """The share of sentences that are positives."""
-FEWEST = 8
+FEWEST_TOKENS = 8
 """The smallest number of tokens with an activation above zero for a label."""
-ALIKE = 0.3
+TOPIC_COSINE = 0.3
 """The smallest cosine between a sentence and its topic."""
 
 LabelKind = Literal["topic", "tokens", "before", "after", "description"]
 OF_SENTENCES = ("topic", "description")
-STEPS: dict[LabelKind, int] = {"tokens": 0, "before": 1, "after": -1}
+TOKEN_OFFSETS: dict[LabelKind, int] = {"tokens": 0, "before": 1, "after": -1}
 """The kind of a token pattern -> where it looks for its tokens, relative to the neuron's token."""
 SPELLED = {
     ",": "a comma",
@@ -48,9 +48,9 @@ class Label:
     def true(self, sample: Sample) -> np.ndarray:
         """Return at which tokens the label is true (N,)."""
         if self.kind in OF_SENTENCES:
-            return (self.degree(sample) >= ALIKE)[sample.sentence]
+            return (self.degree(sample) >= TOPIC_COSINE)[sample.sentence]
         codes = [sample.codes[text] for text in self.items if text in sample.codes]
-        return np.isin(sample.beside(STEPS[self.kind]), codes)
+        return np.isin(sample.beside(TOKEN_OFFSETS[self.kind]), codes)
 
     def degree(self, sample: Sample) -> np.ndarray:
         """Return the degree (S,) to which the label is true of each sentence; of a topic, their cosine."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from icebear.actmax.labels.kinds import STEPS, Label, LabelKind
-from icebear.actmax.labels.meanings import margin
+from icebear.actmax.labels.kinds import TOKEN_OFFSETS, Label, LabelKind
 from icebear.actmax.labels.sample import DISTINCT, Sample, distinction
 from icebear.actmax.labels.scores import TopActivations, pattern_auroc, tends_larger
+from icebear.actmax.labels.significance import margin
 
 SIZES = (1, 2, 3, 5)
 """The numbers of tokens of a pattern."""
@@ -21,13 +21,13 @@ OVERLAP = 0.2
 """The smallest share of its tokens, or of the tokens with the largest activations if these are fewer, that are both."""
 
 
-def best_patterns(learnt: TopActivations, fired: TopActivations) -> list[tuple[Label, float] | None]:
+def best_patterns(train: TopActivations, fired: TopActivations) -> list[tuple[Label, float] | None]:
     """Return the best pattern of each side with its margin, of those that raise the activation.
 
-    learnt: the part that patterns are made on. fired: the part that they are chosen on.
+    train: the part that patterns are made on. fired: the part that they are chosen on.
     """
     sizes, best = np.array(SIZES) - 1, []
-    steps = {kind: _by_step(kind, learnt, fired) for kind in STEPS}
+    steps = {kind: _by_step(kind, train, fired) for kind in TOKEN_OFFSETS}
     worth = np.concatenate([margins[:, sizes] - SHORTER * sizes for _, margins in steps.values()], axis=1)
     names = {code: text for text, code in fired.sample.codes.items()}
     kinds = list(steps)
@@ -39,11 +39,11 @@ def best_patterns(learnt: TopActivations, fired: TopActivations) -> list[tuple[L
     return best
 
 
-def _by_step(kind: LabelKind, learnt: TopActivations, fired: TopActivations) -> tuple[np.ndarray, np.ndarray]:
+def _by_step(kind: LabelKind, train: TopActivations, fired: TopActivations) -> tuple[np.ndarray, np.ndarray]:
     """Return the codes (P, SIZES[-1]) of the most distinctive tokens at a step, the best first, -1 where there are no
     more; and the margin (P, SIZES[-1]) of the first 1, 2, ... of them, -inf for those that are none, that do not raise
     the activation, or that are seldom where it is largest."""
-    codes = _most_distinctive(kind, learnt)
+    codes = _most_distinctive(kind, train)
     width, count = len(fired.sample.codes), fired.values.shape[1]
     at, able = _codes(fired.sample, kind), codes >= 0
     true = np.where(able, np.bincount(at[at >= 0], minlength=width)[codes], 0).cumsum(1)
@@ -70,7 +70,7 @@ def _most_distinctive(kind: LabelKind, fired: TopActivations) -> np.ndarray:
 
 def _codes(sample: Sample, kind: LabelKind) -> np.ndarray:
     """Return the code (C,) of the token at the step of a pattern from each counted token; -1 outside its sentence."""
-    return sample.beside(STEPS[kind])[sample.counted]
+    return sample.beside(TOKEN_OFFSETS[kind])[sample.counted]
 
 
 def _sums(codes: np.ndarray, weights: np.ndarray, width: int) -> np.ndarray:

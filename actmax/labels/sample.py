@@ -18,19 +18,20 @@ from icebear.actmax.reading import counted_length
 from icebear.concepts.passes.run import first_layers
 from icebear.concepts.passes.sites import by_site_layer, eager, hooks
 from icebear.db.store import Store
+from icebear.db.vectors import unit
 from icebear.errors import StoreError
 from icebear.models.model import Model
 from icebear.records import Neuron, Sentence
 from icebear.values import stable_hash
 
-PARTS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 SENTENCES = {"train": 300, "validation": 300, "test": 600}
 """The number of sentences of each part. One forward pass over them serves all neurons."""
 SHORTEST = 4
 """A sentence of a sample has more counted tokens than this."""
-BATCH = 32
+SENTENCES_PER_PASS = 32
 TOPICS = 48
-LEARNT = 20_000
+TOPIC_SENTENCES = 20_000
 """The largest number of sentences to cluster."""
 TOPIC_WORDS = 4
 DISTINCT = 1.96
@@ -43,9 +44,9 @@ SampleRow = tuple[Sentence, list[int], int]
 """A sentence, its token ids, and its length without special tokens at the end."""
 
 
-def part_of(title: str) -> str:
+def split_of(title: str) -> str:
     """Return the part of a document, which depends only on its title."""
-    return PARTS[stable_hash(f"part {title}") % 3]
+    return SPLITS[stable_hash(f"part {title}") % 3]
 
 
 class Sample:
@@ -136,7 +137,7 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
     limit, special = store.facts.get("max_tokens"), model.special_ids()
     rows: dict[str, list[SampleRow]] = {part: [] for part in SENTENCES}
     for sentence in store.sentences.starting_at(stable_hash(f"sample {seed}") >> 2):  # ids are a ring of 62 bits
-        part = part_of(sentence.title)
+        part = split_of(sentence.title)
         if len(rows[part]) < SENTENCES[part]:
             ids = model.token_ids(sentence.text, limit)
             counted = counted_length(ids, special)
@@ -175,10 +176,12 @@ def _topics(store: Store) -> dict[str, Any]:
     """Return the words and the unit vector (K, D) of each topic."""
     import faiss
 
-    sentences = [s for s in store.sentences.starting_at(0) if part_of(s.title) == "train"][:LEARNT]
+    sentences = [s for s in store.sentences.starting_at(0) if split_of(s.title) == "train"][:TOPIC_SENTENCES]
     rows = unit_vectors(store, [sentence.id for sentence in sentences])
     count = max(1, min(TOPICS, len(rows) // 40))
-    learner = faiss.Kmeans(rows.shape[1], count, niter=25, seed=1, spherical=True, max_points_per_centroid=LEARNT)
+    learner = faiss.Kmeans(
+        rows.shape[1], count, niter=25, seed=1, spherical=True, max_points_per_centroid=TOPIC_SENTENCES
+    )
     learner.train(rows)
     centers = np.array(learner.centroids)
     nearest = (rows @ centers.T).argmax(1)
@@ -200,7 +203,7 @@ def unit_vectors(store: Store, sentences: list[int]) -> np.ndarray:
     known = dict(zip(*store.sentence_vectors(sentences), strict=True))
     center = store.vectors.center()
     rows = np.array([known[i].astype(np.float32) - center if i in known else 0 * center for i in sentences])
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
+    return unit(rows)
 
 
 # --- activations at the tokens of a sample -------------------------------------------------------------------
@@ -221,7 +224,7 @@ def read_activations(
         model.check(neuron)
     activations = np.zeros((len(neurons), len(sample)), dtype=np.float32)
     order = sorted(range(len(sample.ids)), key=lambda number: len(sample.ids[number]))
-    parts = model.batches([len(sample.ids[number]) for number in order], BATCH)
+    parts = model.batches([len(sample.ids[number]) for number in order], SENTENCES_PER_PASS)
     batches = [[order[index] for index in part] for part in parts]
     heads = neurons[0].site == "head"
     for part in batches:
@@ -232,12 +235,14 @@ def read_activations(
                 stack.enter_context(first_layers(model, 1 + max(neuron.layer for neuron in neurons)))
             if heads:
                 stack.enter_context(eager(model))
-            (_attended if heads else _fired)(model, sample, neurons, part, activations)
+            (_read_attention if heads else _read_neurons)(model, sample, neurons, part, activations)
         advance(len(part))
     return activations
 
 
-def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], activations: np.ndarray) -> None:
+def _read_neurons(
+    model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], activations: np.ndarray
+) -> None:
     by_layer = by_site_layer(neurons)
 
     def visit(site: str, layer: int, x: Tensor) -> None:
@@ -251,7 +256,9 @@ def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[i
         model.final_stream(model.read([sample.ids[number] for number in part]))
 
 
-def _attended(model: Model, sample: Sample, heads: Sequence[Neuron], part: list[int], activations: np.ndarray) -> None:
+def _read_attention(
+    model: Model, sample: Sample, heads: Sequence[Neuron], part: list[int], activations: np.ndarray
+) -> None:
     maps = model.task.forward(
         model, model.read([sample.ids[number] for number in part]), output_attentions=True
     ).attentions

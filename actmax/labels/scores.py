@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from icebear.actmax.labels.kinds import FEWEST, TOP_SENTENCES, TOP_TOKENS, Label
+from icebear.actmax.labels.kinds import FEWEST_TOKENS, TOP_SENTENCES, TOP_TOKENS, Label
 from icebear.actmax.labels.sample import Sample
 from icebear.concepts.statistics import auroc
 
@@ -35,7 +35,7 @@ class TopActivations:
     @cached_property
     def active(self) -> np.ndarray:
         """(P,) whether enough tokens have an activation above zero."""
-        return self.tokens.sum(1) >= FEWEST
+        return self.tokens.sum(1) >= FEWEST_TOKENS
 
     @cached_property
     def token_ranks(self) -> np.ndarray:
@@ -59,7 +59,7 @@ class TopActivations:
 def top_activations(sample: Sample, values: np.ndarray) -> TopActivations:
     """Return the activations of P sides at the counted tokens (P, C), with what is on top."""
     means = sample.means(values)
-    wanted = max(FEWEST, math.ceil(TOP_TOKENS * values.shape[1]))
+    wanted = max(FEWEST_TOKENS, math.ceil(TOP_TOKENS * values.shape[1]))
     tokens = largest(values, wanted) & (values > 0)
     # The mean of a sentence may be below zero although the neuron is active in it, so only the order counts.
     return TopActivations(sample, values, tokens, means, largest(means, math.ceil(TOP_SENTENCES * means.shape[1])))
@@ -149,7 +149,7 @@ def token_auroc(hits: np.ndarray, true: np.ndarray, positive: np.ndarray, count:
 def pattern_auroc(rank_sums: np.ndarray, true: np.ndarray, count: int) -> np.ndarray:
     """Return the AUROC of activations for the tokens where labels are true, of the sums of their ranks there."""
     aurocs = (rank_sums - true * (true + 1) / 2) / (true * (count - true)).clip(1)
-    return np.where((true >= FEWEST) & (true < count), aurocs, 0.5)
+    return np.where((true >= FEWEST_TOKENS) & (true < count), aurocs, 0.5)
 
 
 def responding(labels: Sequence[Label], by: str, fired: TopActivations) -> np.ndarray:
@@ -170,13 +170,13 @@ def score(label: Label, by: str, fired: TopActivations, row: int) -> float:
     return float(label_aurocs([label], by, fired.at(slice(row, row + 1)))[0, 0])
 
 
-def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations, row: int, by: str) -> float:
+def token_mean_baseline(learned: Sequence[TopActivations], fired: TopActivations, row: int, by: str) -> float:
     """Return the AUROC of a table of the mean activation of each token (the upper baseline).
 
-    learnt: the samples that the table is made from. by: the unit.
+    learned: the samples that the table is made from. by: the unit.
     """
-    tokens = np.concatenate([part.sample.token[part.sample.counted] for part in learnt])
-    values = np.concatenate([part.values[row] for part in learnt])
+    tokens = np.concatenate([part.sample.token[part.sample.counted] for part in learned])
+    values = np.concatenate([part.values[row] for part in learned])
     sample, size = fired.sample, len(fired.sample.codes)
     sums, counts = np.bincount(tokens, values, size), np.bincount(tokens, minlength=size)
     means = (sums + SMOOTHING * values.mean()) / (counts + SMOOTHING)  # by token

@@ -12,16 +12,16 @@ from functools import cached_property
 
 import numpy as np
 
-from icebear.actmax.labels.kinds import ALIKE, STEPS, Label
+from icebear.actmax.labels.kinds import TOKEN_OFFSETS, TOPIC_COSINE, Label
 from icebear.actmax.labels.sample import topics_name, unit_vectors
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
-from icebear.records import Example, Meaning
+from icebear.records import AutomaticLabel, Example
 
 STRONGEST = 6
 """The sentences that a label has to fit."""
 FITTING = 2
-"""In so many of them at least it is true; labels of other neurons are so in 2 % of the cases."""
+"""A significant label is true at this many of them or more; labels of other neurons reach it in 2 % of cases."""
 
 
 class StrongestSentences:
@@ -30,7 +30,7 @@ class StrongestSentences:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def fitting(self, meanings: Iterable[Meaning]) -> Iterator[Meaning]:
+    def fitting(self, meanings: Iterable[AutomaticLabel]) -> Iterator[AutomaticLabel]:
         """Yield the labels, with `strongest` in their records: at how many sentences they are true, and of how many.
         One that is true at fewer than `FITTING` is not significant. Labels of heads, which are about the tokens that a
         head attends to, stay as they are, with [0, 0]."""
@@ -48,8 +48,8 @@ class StrongestSentences:
         """Return at which examples (E,) a topic or a token pattern is true."""
         if label.kind == "topic":
             vectors = unit_vectors(self.store, [row.sentence.id for row in rows])  # (E, D)
-            return vectors @ self._centers[label.items] >= ALIKE
-        step = STEPS[label.kind]
+            return vectors @ self._centers[label.items] >= TOPIC_COSINE
+        step = TOKEN_OFFSETS[label.kind]
         beside = [row.sentence.tokens[row.token + step : row.token + step + 1] for row in rows if row.token + step >= 0]
         return np.array([token.lower() in label.items for tokens in beside for token in tokens], dtype=bool)
 

@@ -12,7 +12,7 @@ from icebear.errors import ModelError
 from icebear.openai_server import check_address, server_answer, server_model
 from icebear.records import Example
 
-LONGEST = 200
+LONGEST_DESCRIPTION = 200
 """A description has at most so many characters."""
 TASK = (
     "Each line below is a sentence in which one neuron of a language model is very active, at the token between « and "
@@ -59,7 +59,7 @@ class Writer:
         lines = [line for line in text.splitlines() if line.strip()] if isinstance(text, str) else []
         if not lines:
             raise ModelError(f"The server at {self.url} gave no description; check that it serves chat completions.")
-        return re.sub(r"\s+", " ", lines[0]).strip(" \"'*.")[:LONGEST]
+        return re.sub(r"\s+", " ", lines[0]).strip(" \"'*.")[:LONGEST_DESCRIPTION]
 
 
 def _marked(example: Example) -> str:

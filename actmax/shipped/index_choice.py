@@ -12,7 +12,7 @@ from icebear.actmax.shipped.shipped_index import prepared_index, shipped_facts
 from icebear.db.store import Store, documents_read, open_store, scan_facts
 
 FOLDER_STORE = "icebear.db"
-"""The store of a folder, which is read, or not, where none is named."""
+"""The store that is used where --store is not given."""
 CORPUS = ("corpus", "language", "column", "content")
 """The facts of an index that identify its texts; a sample of them is the beginning of a larger one."""
 
@@ -106,8 +106,8 @@ def _documents(facts: Mapping[str, Any]) -> float:
 
 
 def replacement(store: Path, model: str) -> str:
-    """Say instead of what a folder's store, which was just made, is read, or why it is not, and what to do then; empty
-    for another store, and where no index comes with icebear."""
+    """Say, after a store was made, which index is read in this folder now, and how to change that; empty for a store of
+    another name, and where no index comes with icebear."""
     shipped = shipped_facts(model)
     if not shipped or store.resolve() != Path(FOLDER_STORE).resolve():
         return ""

@@ -55,7 +55,7 @@ def shipped_index(name: str, load: Callable[[], Model]) -> Path | None:
         return None
 
     def make(folder: Path) -> None:
-        unpack(_packed(name), load(), folder / path.name)
+        unpack_index(_packed(name), load(), folder / path.name)
         _carry_over(path, folder / path.name)
 
     what = f"The index of {name} that comes with icebear"
@@ -146,11 +146,11 @@ def _packed(name: str) -> Path:
     return FOLDER / f"{Path(name).name}.npz"
 
 
-def unpack(packed: Path, model: Model, path: Path) -> None:
+def unpack_index(packed: Path, model: Model, path: Path) -> None:
     """Make the store of a packed index. Raises `StoreError` if model or corpus are not those that it was made of."""
     from icebear.actmax.atlas.saved_map import save_map
     from icebear.actmax.index.neuron_vectors import ensure_vectors
-    from icebear.actmax.shipped import packed_parts
+    from icebear.actmax.shipped import unpacking
 
     with np.load(packed) as file:
         arrays = dict(file)
@@ -161,7 +161,7 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
             f"The index that comes with icebear is of other weights than {model.name}; run icebear index."
         )
     sentences = list(_sentences(arrays, facts))
-    if digest(sentences) != arrays["ids"].tobytes():
+    if ids_digest(sentences) != arrays["ids"].tobytes():
         raise StoreError("The index that comes with icebear is of other texts; make your own with icebear index.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_store(path, create=True) as store, store.exclusively():
@@ -169,15 +169,15 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
         store.scan.finish(_columns(arrays), _examples(arrays, [s.id for s in sentences]), facts)
         store.controls.set({name: about[name] for name in CONTROLS})
         if facts.get("encoder"):
-            ids, rows = store.sentences.lacking(""), packed_parts.unpacked_vectors(arrays).astype(np.float16)
+            ids, rows = store.sentences.of_examples(), unpacking.unpacked_vectors(arrays).astype(np.float16)
             of_encoder = [facts["encoder"]["fingerprint"]] * len(ids)
             store.insert("embeddings", list(zip(ids, of_encoder, map(np.ndarray.tobytes, rows), strict=True)))
         if "labels" in about:
-            packed_parts.add_labels(store, arrays, about["labels"])
+            unpacking.add_labels(store, arrays, about["labels"])
         ensure_vectors(model, store)
         store.facts.set({"digest": store.results_digest()})
         if "map" in about:
-            save_map(store, packed_parts.unpacked_map(arrays, about["map"], store))
+            save_map(store, unpacking.unpacked_map(arrays, about["map"], store))
 
 
 def documents_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -195,7 +195,7 @@ def _sentences(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator
         yield Sentence(sentence_id(text), text, title, start, start + length, tokens)
 
 
-def digest(sentences: list[Sentence]) -> bytes:
+def ids_digest(sentences: list[Sentence]) -> bytes:
     return hashlib.sha256(b"".join(s.id.to_bytes(8, "big") for s in sentences)).digest()
 
 

@@ -24,9 +24,8 @@ from icebear.app.cli.progress import waiting
 from icebear.errors import InputError, nearest
 from icebear.models.text.chat import Chat, other_prompt
 from icebear.paths import check_model_path, check_writable, local, read_text
-from icebear.points import check_model
 from icebear.records import SITES_AND_HEADS
-from icebear.values import LAST_SEED, one_of, several
+from icebear.values import LAST_SEED, one_of
 
 Record = TypeVar("Record")
 
@@ -129,10 +128,6 @@ class Option(click.Option):
         self.advanced = advanced
 
 
-NAMING_NEURONS = ("neuron", "neurons", "edit")
-"""The arguments and options whose texts begin with a neuron."""
-
-
 class Verb(click.Command):
     """A command whose help lists advanced options under a heading of their own."""
 
@@ -143,13 +138,6 @@ class Verb(click.Command):
             if error.message.startswith("Got unexpected extra argument"):
                 raise click.UsageError(f"{error.message}; put a text that has spaces in quotes.", ctx) from None
             raise
-
-    def invoke(self, ctx: click.Context) -> Any:
-        for name in NAMING_NEURONS if "model" in ctx.params else ():
-            for text in several(ctx.params.get(name) or ()):
-                if isinstance(text, str):  # or a number of neurons
-                    check_model(text, ctx.params["model"])
-        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, advanced in (("Options", False), ("Advanced", True)):

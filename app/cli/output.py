@@ -18,6 +18,7 @@ from icebear.app.cli.streams import CONTROL_PICTURES, unfiltered
 from icebear.errors import NumericalError
 from icebear.paths import write_file
 from icebear.points import Naming, in_names
+from icebear.values import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,6 +107,4 @@ def claim(path: str, model: icebear.Model, drafts: Callable[[], Iterable[Draft]]
     for sentence in refused:
         click.echo(f"Not claimed: {sentence}", err=True)
     had = f", after the {before} that it had" if before else ""
-    click.echo(
-        f"{'Added' if before else 'Wrote'} {len(claims)} claim{'s' * (len(claims) != 1)} to {path}{had}", err=True
-    )
+    click.echo(f"{'Added' if before else 'Wrote'} {plural(len(claims), 'claim')} to {path}{had}", err=True)

@@ -13,8 +13,7 @@ from icebear.app.cli.options import ModelOptions, named
 from icebear.app.cli.progress import waiting
 from icebear.errors import DownloadError, StoreError
 from icebear.paths import local
-from icebear.points import check_model
-from icebear.records import Meaning, Neuron
+from icebear.records import AutomaticLabel, Neuron
 
 STORE_IF_ANY = "icebear.db, if any"
 """The default of --store in the help of commands that also work without an index, and prepare none."""
@@ -131,32 +130,29 @@ def named_or_folder_store(path: str, model: icebear.Model) -> Iterator[icebear.S
 @contextmanager
 def store_alone(path: str, model_name: str) -> Iterator[icebear.Store | None]:
     """Open the store that answers without the model of this name; None where the model must be loaded and checked."""
-    from icebear.db.store import open_alone
+    from icebear.db.store import open_without_model
 
     with ExitStack() as stack:
         store = None
         with suppress(StoreError):
-            store = stack.enter_context(open_alone(path, model_name))
+            store = stack.enter_context(open_without_model(path, model_name))
         yield store
 
 
-def significant_labels(store: icebear.Store | None, pairs: Iterable[tuple[Neuron, str]]) -> list[Meaning]:
+def significant_labels(store: icebear.Store | None, pairs: Iterable[tuple[Neuron, str]]) -> list[AutomaticLabel]:
     """Return the significant automatic labels that a store has of neurons at polarities."""
     wanted = dict.fromkeys(pairs)
-    labels = store.labels.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
+    labels = store.labels.automatic(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
     return [labels[pair] for pair in wanted if pair in labels and labels[pair].significant]
 
 
 def neurons_named(
-    store: icebear.Store, names: Sequence[str], prompt: str | None, top: int, loading: ModelOptions
+    store: icebear.Store, neurons: Sequence[Neuron], prompt: str | None, top: int, loading: ModelOptions
 ) -> tuple[icebear.Model, list[Neuron]]:
-    """Return the loaded model and the neurons of these names, or else the most relevant ones after a prompt.
+    """Return the loaded model and these neurons, or else the most relevant ones after a prompt.
 
     Raises `StoreError`, before the model is loaded, for a neuron that the store does not have.
     """
-    for name in names:
-        check_model(name, loading.model)
-    neurons = [Neuron.parse(name) for name in names]
     for neuron in neurons:
         if neuron.site != "head":
             store.neurons.statistics(neuron)
@@ -164,4 +160,4 @@ def neurons_named(
     if prompt:
         sites = [site for site in store.facts.get("sites") if site != "head"]
         neurons = [row.neuron for row in icebear.attribute(model, prompt, sites=sites).top(top)]
-    return model, neurons
+    return model, list(neurons)

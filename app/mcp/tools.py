@@ -15,8 +15,8 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
-from icebear.actmax.card import describe
-from icebear.actmax.labels.meanings import label_title
+from icebear.actmax.describe import describe
+from icebear.actmax.labels.significance import label_title
 from icebear.actmax.searching import headings, search
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.actmax.writes import PAGE_SENTENCES
@@ -37,7 +37,7 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.stages.stage_sentences import stage_lines
 from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.concepts.vocabulary.projection import both_projections
-from icebear.db.search import absence, absent
+from icebear.db.search import absent_line, absent_words
 from icebear.db.store import Store
 from icebear.edits import parse_edits
 from icebear.errors import InputError, known_error, need
@@ -62,9 +62,9 @@ from icebear.records import RandomControl
 from icebear.steering.comparison import compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import find_concept
-from icebear.steering.concept.texts import FEWEST
+from icebear.steering.concept.texts import FEWEST_TEXTS
 from icebear.steering.flipping.flip import flip
-from icebear.steering.outcome import CONCEPT_TOKENS, STEPS, outcome_of, steer_concept
+from icebear.steering.outcome import CONCEPT_TOKENS, OUTCOME_STEPS, outcome_of, steer_concept
 from icebear.steering.random_edits import random_edit_control
 
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000, description="The text that the model reads.")]
@@ -75,7 +75,7 @@ Count = Annotated[int, Field(ge=1, le=50, description="How many rows.")]
 Length = Annotated[int, Field(ge=1, le=200, description="How many tokens to generate.")]
 Name = Annotated[str, Field(max_length=200)]
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=200, description="With role and content.")]
-Texts = Annotated[list[str], Field(min_length=FEWEST, max_length=500)]
+Texts = Annotated[list[str], Field(min_length=FEWEST_TEXTS, max_length=500)]
 Answer = dict[str, Any]
 SIMILAR = "Found by similarity, which is no cause; steer measures what a neuron does."
 TOP_ROWS = 8
@@ -450,7 +450,8 @@ class Tools:
     ) -> Answer:
         """Generate with edited neurons (set, scaled, added to, swapped) and without. The control makes the same edits
         to random neurons of the same layers; the side effects are changes in unrelated texts."""
-        model, text_or_chat, parsed = self.session.model, _as_prompt(prompt, chat), parse_edits(edits)
+        model, text_or_chat = self.session.model, _as_prompt(prompt, chat)
+        parsed = parse_edits(edits, model.name)
         steps = RANDOM_DRAWS + 2 * max_new_tokens
         with self.session.store() as store:
             statistic = store.neurons.statistic if store else None
@@ -482,7 +483,7 @@ class Tools:
         """Find a small set of edits that makes another token (or phrase) come next, and measure its side effects. With
         `source`, heads are swapped if that suffices; else FFN neurons are set. The control makes the same edits to
         random other heads or neurons, twenty times. It takes up to a minute."""
-        model, text_or_chat, steps = self.session.model, _as_prompt(prompt, chat), max_neurons + STEPS
+        model, text_or_chat, steps = self.session.model, _as_prompt(prompt, chat), max_neurons + OUTCOME_STEPS
         report = reporting(ctx, 0, steps)
         with self.session.store() as store:
             recipe = flip(
@@ -634,11 +635,12 @@ def searched(store: Store, text: str, k: int) -> tuple[list[Answer], list[str]]:
     """Return the hits of a search, each with the name of its index, and what to know of them."""
     name, hits = store_name(store), search(store, text, k, download=False)
     rows = [
-        {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity), "index": name}
+        {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.shown(hit.neuron, hit.polarity), "index": name}
         for hit in hits
     ]
     kinds = [f"by {by}: {about}." for by, about in headings(store, download=False).items()]
-    return rows, list(filter(None, [absence(absent(store, text)), f"Index: {name}. It holds {store.sample}.", *kinds]))
+    about = f"Index: {name}. It holds {store.documents_phrase}."
+    return rows, list(filter(None, [absent_line(absent_words(store, text)), about, *kinds]))
 
 
 def _node(node: ExplainedNode) -> Answer:

@@ -11,13 +11,13 @@ import streamlit as st
 from streamlit import runtime
 
 from icebear.actmax.atlas.atlas import atlas
-from icebear.actmax.atlas.atlas_page import part
+from icebear.actmax.atlas.atlas_page import asset
 from icebear.actmax.atlas.saved_map import map_path, save_map, saved_drawing
 from icebear.actmax.searching import search
 from icebear.app.web.shared import header, links, markdown, question, served
 from icebear.app.web.shared.all_visitors import server_state
 from icebear.app.web.shared.background_job import Job
-from icebear.db.search import NO_NEURON, absence, absent, nearest_by_chance
+from icebear.db.search import NO_NEURON, absent_line, absent_words, nearest_by_chance
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words
 from icebear.records import Neuron
@@ -33,7 +33,7 @@ RANKED_NEURONS = 1000
 """Neurons at a token, of all sites, among which these are."""
 SCRIPT = files("icebear.app.web").joinpath("atlas.js").read_text(encoding="utf-8")
 picture = st.components.v2.component(
-    "icebear_atlas", html=part("map.html", app=True), css=part("atlas.css"), js=str(part("atlas.js")) + SCRIPT
+    "icebear_atlas", html=asset("map.html", app=True), css=asset("atlas.css"), js=str(asset("atlas.js")) + SCRIPT
 )
 
 
@@ -110,8 +110,8 @@ def _of_words(opened: Store, slot: Any) -> list[str] | None:
         return None
     if not has_words(text):
         return []
-    if lacking := absent(opened, text):
-        st.caption(markdown.plain(absence(lacking)))
+    if lacking := absent_words(opened, text):
+        st.caption(markdown.plain(absent_line(lacking)))
     sides = _hits(str(opened.path), opened.changed(), text)
     if not sides:
         st.info(NO_NEURON)

@@ -266,7 +266,7 @@ def _answer(slot: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
         shown.html(TEXT.format(text))
 
     try:
-        edits = edit_neurons.in_raw_units(parse_edits(options.pop("edits")))
+        edits = edit_neurons.in_raw_units(parse_edits(options.pop("edits"), loaded.name))
         with steer(loaded, edits), chat_monitors.reading(loaded, chat) as stopping:
             answer = loaded.answer(chat, on_token=on_token, **options, **stopping)
     except IcebearError as error:

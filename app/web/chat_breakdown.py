@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.actmax.labels.meanings import label_title
+from icebear.actmax.labels.significance import label_title
 from icebear.app.web import chat_clicks
 from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables, words
 from icebear.app.web.shared.background_job import Job

@@ -21,11 +21,11 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.actmax import page
-from icebear.actmax.card import SILENT, describe
+from icebear.actmax.card import CROPS, Card, head_marks, heading, meaning_html, statistics_line, writes_html
+from icebear.actmax.describe import describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.more_examples import READ_AT_ONCE, MoreExamples, more_examples
-from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
 from icebear.app.web.shared import jobs, links, markdown, pictures, served
 from icebear.app.web.shared.background_job import Job
@@ -38,7 +38,7 @@ from icebear.db.store import Store, open_store
 from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError, StoreError
 from icebear.models.model import Model
-from icebear.records import FEW_WORDS, HISTOGRAM_EDGES, Example, Neuron, NeuronStatistics, Projection, Writes
+from icebear.records import FEW_WORDS, HISTOGRAM_EDGES, WRITERS, Example, Neuron, NeuronStatistics, Projection, Writes
 from icebear.render import NEGATIVE, POSITIVE, heatmap, hexadecimal
 from icebear.steering.concept.reading import counts, see_each
 
@@ -55,7 +55,7 @@ SIDES = {"+": "positive activation (+)", "-": "negative activation (-)"}
 
 def show(name: str) -> None:
     """Show the card of a neuron, or what the model alone says about it."""
-    neuron = Neuron.parse(name)
+    neuron = Neuron.parse(name, served.model_name())
     markdown.to_top(neuron)  # else the scroll of the search would stay
     st.markdown(f"## {neuron}")
     polarity = "+" if neuron.site == "head" else _polarity()
@@ -91,7 +91,7 @@ def check(opened: Store, neuron: Neuron) -> None:
 def words(opened: Store, neuron: Neuron, k: int) -> Projection | None:
     """Return the vocabulary of a neuron in an index, if it can say what the neuron writes: as measured in its layer, or
     else in late layers; and if its words stand out."""
-    if neuron.site in SILENT:
+    if neuron.site not in WRITERS:
         return None
     ceilings = opened.facts.find("ceilings")
     ceiling = ceilings[neuron.layer] if ceilings and neuron.site == "ffn" else None
@@ -106,7 +106,7 @@ def _vocabulary(neuron: Neuron, polarity: str) -> None:
     """Show the part of a card that needs no index."""
     model = jobs.model()
     model.check(neuron)
-    if neuron.site not in SILENT:
+    if neuron.site in WRITERS:
         _styled(page.projections_html(both_projections(model, neuron, EXAMPLES), polarity))
 
 
@@ -152,7 +152,7 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
             if measured and not card.is_head and not _stands_out(measured):
                 written.caption(NOT_ALIKE)
                 continue
-            _styled(page.writes_html(card, side), written)
+            _styled(writes_html(card, side), written)
             effects = measured.places if measured else ()
             _styled(page.examples_html(card.examples[side], effects, card.is_head), sentences)
     with actions:
@@ -161,7 +161,7 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
 
 def _images(opened: Store, neuron: Neuron, polarity: str) -> None:
     """Show the card of a neuron in an index of images; the model cuts the crops."""
-    kind = links.bound(st.segmented_control, "Crops", "crop", list(page.CROPS), default="patch", required=True)
+    kind = links.bound(st.segmented_control, "Crops", "crop", list(CROPS), default="patch", required=True)
     model, is_head = jobs.fitting(opened), neuron.site == "head"
     examples = [row for side in SIDES for row in opened.examples(neuron, side, EXAMPLES)]
     if kind == "relevance" and not is_head and any(row.relevance is None for row in examples):
@@ -170,15 +170,15 @@ def _images(opened: Store, neuron: Neuron, polarity: str) -> None:
     card = describe(opened, neuron, model, EXAMPLES, effect_sentences=0, crop=kind)
     if card.title:
         st.markdown(f"**{markdown.plain(card.title)}**")
-    st.caption(page.CROPS[kind])
+    st.caption(CROPS[kind])
     for side in sorted(card.examples, key=lambda side: side != polarity):
-        st.markdown(f"### {page.heading(card, side)}")
+        st.markdown(f"### {heading(card, side)}")
         if card.examples[side]:
             _styled(page.images_html(card.examples[side], card.crops[side], is_head))
         else:
             st.caption("There is none.")
     with st.expander("Statistics and labels"):
-        st.caption(markdown.plain(page.statistics_line(card)))
+        st.caption(markdown.plain(statistics_line(card)))
         histogram(card.statistics, "patch", "image")
         _styled(page.projections_html(card.projections, polarity))
     _actions(card)
@@ -200,7 +200,7 @@ def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
         lit = {"lit": "neighbors of a neuron", "near": str(card.neuron), "near_polarity": polarity}
         st.button("Show its neighbors in the Atlas", key="to_atlas", on_click=links.go, args=("atlas",), kwargs=lit)
     with st.expander("Statistics" if worded or card.is_head else "Statistics and vocabulary"):
-        st.caption(markdown.plain(page.statistics_line(card)))
+        st.caption(markdown.plain(statistics_line(card)))
         histogram(card.statistics)
         if not worded:
             _styled(page.projections_html(card.projections, polarity))
@@ -237,13 +237,13 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
     """Show a side of a card. Return the slots of what the neuron writes, and of its sentences."""
     with column:
         above = st.empty()
-        st.markdown(f"### {page.heading(card, side)}")
+        st.markdown(f"### {heading(card, side)}")
         if card.is_head:
-            st.caption(markdown.plain(page.head_marks(card)))
+            st.caption(markdown.plain(head_marks(card)))
         elif words := peaks(card.examples[side]):
             st.markdown(words)
         if side in card.meanings:
-            _styled(page.meaning_html(card, side))
+            _styled(meaning_html(card, side))
         sentences, below = st.empty(), st.empty()
         if card.examples[side]:
             _styled(page.examples_html(card.examples[side], of_head=card.is_head), sentences)

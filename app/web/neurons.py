@@ -11,19 +11,19 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.actmax import page
-from icebear.actmax.card import LARGE, SILENT
 from icebear.actmax.crops import crops_of
+from icebear.actmax.describe import LARGE
 from icebear.actmax.searching import headings, search, search_image
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import jobs, links, markdown, served
 from icebear.app.web.shared.header import no_store_yet
-from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absence, absent
+from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absent_line, absent_words
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words, padded, words_of
 from icebear.errors import InputError
 from icebear.models.image_examples import ENDINGS
-from icebear.records import Example, Hit, Neuron
+from icebear.records import WRITERS, Example, Hit, Neuron
 
 HITS = 50
 """The results of a search."""
@@ -123,9 +123,9 @@ def _side(hit: Hit) -> tuple[str, str]:
 
 def _search_in(opened: Store, text: str, name: str) -> None:
     """Show the results of an index. name: of the index, if there are two."""
-    lacking, hits = absent(opened, text), search(opened, text, HITS)
+    lacking, hits = absent_words(opened, text), search(opened, text, HITS)
     if lacking:
-        st.info(f"{markdown.plain(absence(lacking))} It holds {markdown.plain(opened.sample)}.")
+        st.info(f"{markdown.plain(absent_line(lacking))} It holds {markdown.plain(opened.documents_phrase)}.")
     elif not hits:
         st.info(NO_NEURON)
     for by, heading in headings(opened).items():
@@ -150,7 +150,7 @@ def _show(opened: Store, hits: list[Hit], search: str, index: str) -> None:
 def _result(opened: Store, hit: Hit, index: str) -> None:
     """Show a neuron as a card, the side of the hit first. index: its name, if there are two."""
     name, side = str(hit.neuron), hit.polarity
-    label = opened.labels.name(hit.neuron, side)
+    label = opened.labels.shown(hit.neuron, side)
     with st.container(border=True, key=f"result {hit} {index}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.button(
@@ -185,7 +185,7 @@ def _content(path: str, changed: int, name: str, side: str, text: str = "") -> s
 
     with open_store(path) as opened:
         projection = None
-        if neuron.site not in SILENT and opened.vectors.size() < LARGE:
+        if neuron.site in WRITERS and opened.vectors.size() < LARGE:
             worded = neuron_card.words(opened, neuron, 15)
             projection = worded and worded.at(side)
         order = (side, "-" if side == "+" else "+")

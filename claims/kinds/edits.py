@@ -15,6 +15,7 @@ from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wa
 from icebear.steering.provenance import FlipRecord, Outcome
 from icebear.steering.random_edits import random_edits
 from icebear.steering.side_effects import HeldOutContexts
+from icebear.values import plural
 
 
 @dataclass(frozen=True)
@@ -57,5 +58,5 @@ class FlipClaim(Kind):
         return [(cls(text_of(record.prompt), record.text, tuple(recipe.neuron_edits()), round(most, 6)), None)]
 
     def __str__(self) -> str:
-        count = f"{len(self.edits)} edit{'s' * (len(self.edits) != 1)}"
+        count = plural(len(self.edits), "edit")
         return f"{self.to!r} by {count} after {self.prompt!r}"

@@ -20,7 +20,7 @@ from icebear.convert import CONVERTER
 from icebear.db.store import open_store
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.records import Meaning, Neuron
+from icebear.records import AutomaticLabel, Neuron, sign_of
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.detectors import ConceptNeuron, ConceptVector
 from icebear.steering.concept.reading import read
@@ -56,7 +56,7 @@ class LabelClaim(Kind):
         if self.label.kind == "topic" and self.label.items not in sample.topics:
             raise InputError(f"{self.store} was built again and has other topics; label {self.neuron} again.")
         neurons = [model.check(self.neuron), *others_of(model, self.neuron, seed, OTHERS)]
-        activations = read_activations(model, sample, neurons) * (1 if self.polarity == "+" else -1)
+        activations = read_activations(model, sample, neurons) * sign_of(self.polarity)
         top = top_activations(sample, activations[:, sample.counted])
         aurocs = label_aurocs([self.label], self.by, top)[:, 0]
         score, *others = np.where(top.active, aurocs, 0.5).tolist()
@@ -66,7 +66,7 @@ class LabelClaim(Kind):
         return Measured(score, fmean(others), auroc_error(score, positive, len(units) - positive))
 
     @classmethod
-    def of(cls, path: str, meanings: Iterable[Meaning]) -> list[Draft]:
+    def of(cls, path: str, meanings: Iterable[AutomaticLabel]) -> list[Draft]:
         """Return the claims of labels with a score."""
         drafts: list[Draft] = []
         for meaning in meanings:

@@ -34,6 +34,7 @@ from icebear.models.model import Model
 from icebear.records import Neuron, TokenScore
 from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
 from icebear.steering.side_effects import HeldOutContexts
+from icebear.values import plural
 
 if TYPE_CHECKING:
     from icebear.explanation.explanation import Explanation
@@ -206,7 +207,7 @@ class NodesClaim(Explained):
         return Measured(getattr(ablation, cls.kind), getattr(ablation, f"random_{cls.kind}"))
 
     def __str__(self) -> str:
-        count = f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}"
+        count = plural(len(self.nodes), "node")
         return f"{count} for {self.target!r}, not {self.contrast!r}, after {self.prompt!r}"
 
 

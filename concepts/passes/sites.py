@@ -13,7 +13,7 @@ from icebear.errors import InputError, ModelError
 from icebear.models.lock import replaced
 from icebear.models.model import Model
 from icebear.models.parts import experts
-from icebear.records import WRITERS
+from icebear.records import WRITERS, Neuron
 
 Hook = Callable[[str, int, Tensor], Tensor | None]
 StreamHook = Callable[[int, Tensor], Tensor | None]
@@ -162,6 +162,12 @@ def by_site_layer(nodes: Iterable[Any]) -> dict[tuple[str, int], list[int]]:
 def neuron_site(site: str) -> str:
     """Return the site whose activations a site is made of: ``attn`` for ``head``."""
     return "attn" if site == "head" else site
+
+
+def neuron_columns(neuron: Neuron, head_dim: int) -> slice:
+    """Return the activations of its site (`neuron_site`) that a neuron or a head has."""
+    width = head_dim if neuron.site == "head" else 1
+    return slice(neuron.index * width, (neuron.index + 1) * width)
 
 
 def is_hooked(model: Model) -> bool:

@@ -107,7 +107,7 @@ def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
 @torch.no_grad()
 def _compared(model: Model, neuron: Neuron, k: int, lens: str) -> Projection:
     """Project a neuron, and compare its row with random rows of its layer."""
-    from icebear.db.search import ABOVE, kurtosis, random_rows
+    from icebear.db.search import NULL_PERCENTILE, kurtosis, random_rows
 
     row, built = _rows(model, [neuron], lens), mean_lens(model) if lens == "mean" else None
     sample = slice(None, None, -(-model.width(neuron.site) // COVARIANCE_ROWS))
@@ -117,7 +117,7 @@ def _compared(model: Model, neuron: Neuron, k: int, lens: str) -> Projection:
     drawn = torch.from_numpy(random_rows(layer.cpu().numpy())).to(row)
     row_kurtosis, *chance = kurtosis(unembed(model, torch.cat((row, drawn))).cpu().numpy()).tolist()
     (projection,) = _projected(model, [neuron], row, k, lens)
-    return replace(projection, kurtosis=row_kurtosis, kurtosis_by_chance=float(np.percentile(chance, ABOVE)))
+    return replace(projection, kurtosis=row_kurtosis, kurtosis_by_chance=float(np.percentile(chance, NULL_PERCENTILE)))
 
 
 def _rows(model: Model, neurons: Sequence[Neuron], lens: str) -> Tensor:

@@ -17,7 +17,6 @@ from icebear.models.parts.families import FAMILIES, SCANS, Family, family_of
 from icebear.models.parts.linear import Linear, fingerprint, offloaded
 from icebear.models.parts.vision import Vision, vision_of
 from icebear.models.tasks import ModelTask, task_of
-from icebear.points import check_model
 from icebear.records import SITES, WRITERS, Neuron, as_neuron
 from icebear.values import shown
 
@@ -395,9 +394,7 @@ class Architecture:
 
     def check(self, neuron: Neuron | str) -> Neuron:
         """Return a neuron (or the neuron of an id) if this model has it. Raises `InputError`."""
-        if isinstance(neuron, str):
-            check_model(neuron, self.name)
-        neuron = as_neuron(neuron)
+        neuron = as_neuron(neuron, self.name)
         layers = self.layers_with("attn" if neuron.site == "head" else neuron.site)
         if neuron.layer not in layers:
             of_site = f" with {neuron.site}" if len(layers) < self.layers else ""

@@ -29,7 +29,7 @@ from icebear.steering.concept.texts import ConceptTexts
 from icebear.steering.provenance import chosen_by_words, score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
 from icebear.steps import OnProgress, unwatched
-from icebear.values import POSITIVE, one_of, real, several, text_of, typed
+from icebear.values import POSITIVE, one_of, plural, real, several, text_of, typed
 
 if TYPE_CHECKING:
     import pandas
@@ -100,7 +100,7 @@ class Concept(Saved, Tabled):
     @property
     def about(self) -> str:
         """Describe in one line how many neurons it has, and their AUROC on held-out texts."""
-        count = f"{len(self)} neuron{'s' * (len(self) != 1)} of {self.model_name}"
+        count = f"{plural(len(self), 'neuron')} of {self.model_name}"
         tested = score_of(self.provenance)
         if tested is None:
             return f"{count}; not measured on other texts"
@@ -282,7 +282,7 @@ def overlap(left: Concept, right: Concept) -> float:
     return len(mine & theirs) / len(mine | theirs) if mine | theirs else 0.0
 
 
-def nearest(concept: Concept, others: Sequence[Concept]) -> list[tuple[str, float]]:
+def similar_concepts(concept: Concept, others: Sequence[Concept]) -> list[tuple[str, float]]:
     """Return the concepts of the same model that share neurons with `concept`, by this share, the largest first."""
     same = [other for other in others if other.model_fingerprint == concept.model_fingerprint]
     overlaps = [(other.name, overlap(concept, other)) for other in same]

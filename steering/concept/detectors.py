@@ -20,7 +20,7 @@ from icebear.concepts.passes.sites import by_site_layer, check_vector, hooks, st
 from icebear.convert import CONVERTER
 from icebear.errors import InputError, ModelError
 from icebear.models.model import Model
-from icebear.records import POLARITIES, Neuron
+from icebear.records import POLARITIES, Neuron, sign_of
 from icebear.steering.concept.reading import run
 from icebear.steps import OnProgress, unwatched
 from icebear.values import POSITIVE, one_of, real
@@ -57,7 +57,7 @@ class ConceptNeuron:
 
     @property
     def sign(self) -> int:
-        return 1 if self.polarity == "+" else -1
+        return sign_of(self.polarity)
 
     def to_dict(self) -> dict[str, Any]:
         return CONVERTER.unstructure(self)

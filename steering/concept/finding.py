@@ -1,7 +1,7 @@
 """`find_concept`: find the few neurons that separate texts with a concept from texts without it.
 
-Neurons are ranked, and as few of the first as are enough are chosen on other texts. Vectors of the residual stream are
-fitted on the same texts as the neurons; their layer is chosen on the same other texts.
+Neurons are ranked on the training texts; how many of them are used is chosen on the validation texts. Vectors of the
+residual stream are fitted on the same training texts, and their layer is chosen on the same validation texts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ RANDOM_SETS = 5
 class Choice:
     """Columns and weights (of standardized activations) that detect a concept; their AUROC on the validation texts."""
 
-    detector: str
+    weighting: str
+    """``means``: by the differences of means; ``logistic``: by a logistic model (``detector`` in a provenance)."""
     columns: np.ndarray
     weights: np.ndarray
     auroc: float
@@ -52,7 +53,7 @@ class Choice:
 
 
 def separation(x: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """(N,) differences of means; of neurons x (S, N) is standardized by the others."""
+    """(N,) differences of means. For neurons, x (S, N) is standardized by the texts without the concept."""
     return x[positive].mean(0) - x[~positive].mean(0)
 
 
@@ -67,15 +68,16 @@ def universal(values: np.ndarray) -> np.ndarray:
 def choose(
     order: np.ndarray,
     weights: np.ndarray,
-    learn: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
+    train: tuple[np.ndarray, np.ndarray],
+    validation: tuple[np.ndarray, np.ndarray],
     max_neurons: int,
     seed: int,
 ) -> tuple[Choice, list[Choice]]:
     """Return the smallest choice within `TOLERANCE` of the best AUROC on the validation texts, and all choices tried:
     the first neurons of the ranking with their weights, and L1-penalized logistic models over the first `CANDIDATES`.
 
-    order: columns, the best first. learn, test: standardized activations (S, N), and which texts have the concept.
+    order: columns, the best first. train, validation: standardized activations (S, N), and which texts have the
+    concept.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -91,11 +93,12 @@ def choose(
         )
         with warnings.catch_warnings():  # one that has not converged is judged on the validation texts like the others
             warnings.simplefilter("ignore", ConvergenceWarning)
-            coefficients = model.fit(learn[0][:, candidates], learn[1]).coef_[0]
+            coefficients = model.fit(train[0][:, candidates], train[1]).coef_[0]
         chosen = np.flatnonzero(coefficients)
         if 0 < len(chosen) <= max_neurons:
             tried.append(("logistic", candidates[chosen], coefficients[chosen]))
-    choices = [Choice(detector, columns, w, auroc(test[0][:, columns] @ w, test[1])) for detector, columns, w in tried]
+    x, positive = validation
+    choices = [Choice(weighting, columns, w, auroc(x[:, columns] @ w, positive)) for weighting, columns, w in tried]
     bar = max(choice.auroc for choice in choices) - TOLERANCE
     near = [choice for choice in choices if choice.auroc >= bar]
     return min(near, key=lambda choice: (len(choice.columns), -choice.auroc)), choices
@@ -162,32 +165,32 @@ def find_concept(
     name = text_of(name)
     if not sites:
         raise InputError(f"A concept needs at least one site; choose from {', '.join(model.sites)}.")
-    texts, positive, part = prepared(examples, others, seed)
+    texts, positive, split = prepared(examples, others, seed)
     seen = read(model, texts, neurons_of(model, sites), on_progress)
-    chosen = fitted(seen, positive, part, max_neurons, seed)
+    chosen = fitted(seen, positive, split, max_neurons, seed)
     count = int(positive.sum())  # the texts with it come first
     provenance = {**chosen.provenance, "sites": list(sites), "seed": seed, "made_with": model.made_with}
     found_in = ConceptTexts(tuple(texts[:count]), tuple(texts[count:]), seed)
-    by_chance = controls(seen, positive, part, chosen, seed)
+    by_chance = fitted_controls(seen, positive, split, chosen, seed)
     return Concept(name, chosen.parts, model.name, model.fingerprint, provenance, chosen.vectors, found_in, by_chance)
 
 
-def controls(
-    seen: Read, positive: np.ndarray, part: np.ndarray, chosen: Fitted, seed: int
+def fitted_controls(
+    seen: Read, positive: np.ndarray, split: np.ndarray, chosen: Fitted, seed: int
 ) -> tuple[ControlDetector, ...]:
-    """Return detectors that are fitted like the chosen with the labels of the texts shuffled in each part, and sets of
+    """Return detectors that are fitted like the chosen with the labels of the texts shuffled in each split, and sets of
     random neurons of the same layers, weighed by the same texts."""
     draw, labels = np.random.default_rng(seed), positive.copy()
     for number in range(3):
-        rows = np.flatnonzero(part == number)
+        rows = np.flatnonzero(split == number)
         labels[rows] = draw.permutation(labels[rows])
-    shuffled = fitted(seen, labels, part, len(chosen.parts), seed)
-    rank, by_layer = np.flatnonzero(part == 0), by_site_layer(seen.neurons)
-    x, centre, spread = standardized(seen.means, positive, rank)
-    weights, safe = separation(x[rank], positive[rank]), np.where(spread > 0, spread, 1)
+    shuffled = fitted(seen, labels, split, len(chosen.parts), seed)
+    train, by_layer = np.flatnonzero(split == 0), by_site_layer(seen.neurons)
+    x, center, spread = standardized(seen.means, positive, train)
+    weights, safe = separation(x[train], positive[train]), np.where(spread > 0, spread, 1)
     layers = [by_layer[chosen_part.neuron.site, chosen_part.neuron.layer] for chosen_part in chosen.parts]
     sets = [np.array([draw.choice(columns) for columns in layers]) for _ in range(RANDOM_SETS)]
-    random = [parts_of(seen, columns, weights[columns], centre, safe) for columns in sets]
+    random = [parts_of(seen, columns, weights[columns], center, safe) for columns in sets]
     return ControlDetector(SHUFFLED, shuffled.parts, shuffled.vectors), *(
         ControlDetector(RANDOM, row) for row in random
     )
@@ -202,61 +205,61 @@ class Fitted:
     provenance: dict[str, Any]
 
 
-def fitted(seen: Read, positive: np.ndarray, part: np.ndarray, max_neurons: int, seed: int) -> Fitted:
-    """Fit detectors to texts. positive: which texts (S,) have the concept. part: as of `prepared`."""
-    rank, *tests = (np.flatnonzero(part == number) for number in range(3))
-    without = rank[~positive[rank]]
-    x, centre, spread = standardized(seen.means, positive, rank)
+def fitted(seen: Read, positive: np.ndarray, split: np.ndarray, max_neurons: int, seed: int) -> Fitted:
+    """Fit detectors to texts. positive: which texts (S,) have the concept. split: as of `prepared`."""
+    train, validation, test = (np.flatnonzero(split == number) for number in range(3))
+    without = train[~positive[train]]
+    x, center, spread = standardized(seen.means, positive, train)
     everywhere = universal(seen.means[without])
-    order, weights = ranked(x[rank], positive[rank], everywhere | (spread == 0))
-    learn, choosing, last = ((x[rows], positive[rows]) for rows in (rank, *tests))
-    chosen, tried = choose(order, weights, learn, choosing, max_neurons, seed)
+    order, weights = ranked(x[train], positive[train], everywhere | (spread == 0))
+    ranked_on, chosen_on = ((x[rows], positive[rows]) for rows in (train, validation))
+    chosen, tried = choose(order, weights, ranked_on, chosen_on, max_neurons, seed)
     scale = float(chosen.values(x[without]).std()) or 1.0
-    parts = parts_of(seen, chosen.columns, chosen.weights / scale, centre, spread)
-    values = chosen.values(last[0])
-    score, means = auroc(values, last[1]), [float(values[kind].mean()) / scale for kind in (last[1], ~last[1])]
-    tested_on = [int(last[1].sum()), int((~last[1]).sum())]
+    parts = parts_of(seen, chosen.columns, chosen.weights / scale, center, spread)
+    values, is_example = chosen.values(x[test]), positive[test]
+    score, means = auroc(values, is_example), [float(values[kind].mean()) / scale for kind in (is_example, ~is_example)]
+    tested_on = [int(is_example.sum()), int((~is_example).sum())]
     provenance = {
         "found_by": "means",
-        "detector": chosen.detector,
+        "detector": chosen.weighting,
         "auroc": score,
         "error": auroc_error(score, *tested_on),
         "tested_on": tested_on,
         "means": means,
-        "path": [{"detector": c.detector, "neurons": len(c.columns), "auroc": c.auroc} for c in tried],
+        "path": [{"detector": c.weighting, "neurons": len(c.columns), "auroc": c.auroc} for c in tried],
         "universal": [str(seen.neurons[column]) for column in np.flatnonzero(everywhere)],
         "examples": int(positive.sum()),
         "others": int((~positive).sum()),
     }
-    return Fitted(parts, vectors_of(seen.stream, positive, part), provenance)
+    return Fitted(parts, vectors_of(seen.stream, positive, split), provenance)
 
 
 def standardized(
-    means: np.ndarray, positive: np.ndarray, rank: np.ndarray
+    means: np.ndarray, positive: np.ndarray, train: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return activations (S, N) standardized over the texts of `rank` without the concept, and their means and
-    standard deviations (N,)."""
-    without = rank[~positive[rank]]
-    centre, spread = means[without].mean(0), means[without].std(0)
-    spread = np.where(spread > 0, spread, means[rank].std(0))  # of a neuron that is active with the concept only
-    return (means - centre) / np.where(spread > 0, spread, 1), centre, spread
+    """Return activations (S, N) standardized over the training texts without the concept, and their means and
+    standard deviations (N,). train: the rows of the training texts."""
+    without = train[~positive[train]]
+    center, spread = means[without].mean(0), means[without].std(0)
+    spread = np.where(spread > 0, spread, means[train].std(0))  # of a neuron that is active with the concept only
+    return (means - center) / np.where(spread > 0, spread, 1), center, spread
 
 
-def vectors_of(stream: np.ndarray, positive: np.ndarray, part: np.ndarray) -> tuple[ConceptVector, ...]:
+def vectors_of(stream: np.ndarray, positive: np.ndarray, split: np.ndarray) -> tuple[ConceptVector, ...]:
     """Return a vector of each fit, after the layer with the best AUROC on the validation texts.
 
-    stream: means (S, L, D). positive: which texts have the concept. part: as of `prepared`.
+    stream: means (S, L, D). positive: which texts have the concept. split: as of `prepared`.
     """
-    learn, choosing, last = (part == number for number in range(3))
+    train, validation, test = (split == number for number in range(3))
     fits: dict[Fit, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {"means": separation, "logistic": logistic}
     vectors = []
     for name, fit in fits.items():
-        tried = [fit(stream[learn, layer], positive[learn]) for layer in range(stream.shape[1])]
-        scores = [auroc(stream[choosing, layer] @ vector, positive[choosing]) for layer, vector in enumerate(tried)]
+        tried = [fit(stream[train, layer], positive[train]) for layer in range(stream.shape[1])]
+        scores = [auroc(stream[validation, layer] @ vector, positive[validation]) for layer, vector in enumerate(tried)]
         layer = int(np.argmax(scores))
         values = stream[:, layer] @ tried[layer]
-        without = values[learn & ~positive]
-        tested = auroc(values[last], positive[last])
+        without = values[train & ~positive]
+        tested = auroc(values[test], positive[test])
         numbers = float(without.mean()), float(without.std()) or 1.0, tested
         vectors.append(ConceptVector(name, layer, tuple(float(f"{x:.7g}") for x in tried[layer]), *numbers))
     return tuple(vectors)
@@ -272,12 +275,12 @@ def logistic(x: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 
 def parts_of(
-    seen: Read, columns: np.ndarray, weights: np.ndarray, centre: np.ndarray, spread: np.ndarray
+    seen: Read, columns: np.ndarray, weights: np.ndarray, center: np.ndarray, spread: np.ndarray
 ) -> tuple[ConceptNeuron, ...]:
-    """Return the neurons of these columns with their weights, the largest first; centre and spread (N,)."""
+    """Return the neurons of these columns with their weights, the largest first; center and spread (N,)."""
     parts = []
     for column, weight in zip(columns.tolist(), weights.tolist(), strict=True):
         polarity, end = ("+", seen.high) if weight > 0 else ("-", seen.low)
-        numbers = (abs(weight), float(centre[column]), float(spread[column]), float(end[column]))
+        numbers = (abs(weight), float(center[column]), float(spread[column]), float(end[column]))
         parts.append(ConceptNeuron(seen.neurons[column], polarity, *numbers))
     return tuple(sorted(parts, key=lambda part: -part.weight))

@@ -19,10 +19,10 @@ from icebear.steps import OnProgress, unwatched
 
 Reading = Callable[[list[int]], AbstractContextManager[None]]
 """Makes the hooks of a pass over the rows with these numbers."""
-See = Callable[[int, np.ndarray, np.ndarray], None]
+SeeRows = Callable[[int, np.ndarray, np.ndarray], None]
 
-BATCH = 16
-LONGEST = 256
+TEXTS_PER_PASS = 16
+TEXT_TOKENS = 256
 """Longer texts are truncated after this many tokens."""
 
 
@@ -53,7 +53,7 @@ def read(
     on_progress: OnProgress = unwatched,
 ) -> Read:
     """Run one forward pass over each text. Raises `InputError` for a text in which no token counts."""
-    rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
+    rows = [model.token_ids(text, min(TEXT_TOKENS, model.context_length)) for text in texts]
     counted = [counts(model, ids) for ids in rows]
     means = np.zeros((len(texts), len(neurons)), dtype=np.float32)
     low, high = np.full(len(neurons), np.inf), np.full(len(neurons), -np.inf)
@@ -79,14 +79,14 @@ def read(
     return Read(tuple(neurons), means, low, high, np.array(streams))
 
 
-def see_each(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], see: See) -> None:
+def see_each(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], see: SeeRows) -> None:
     """Call `see(row, columns, values (T, n))` for each row of token ids and each layer's part of the neurons, with the
     activations at the tokens that count."""
     if neurons:
         run(model, rows, seeing(model, rows, neurons, see))
 
 
-def seeing(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], see: See) -> Reading:
+def seeing(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], see: SeeRows) -> Reading:
     """Return the hooks of `see_each`, for `run`."""
     columns = {layer: np.array(numbers) for layer, numbers in by_site_layer(neurons).items()}
     indices = {layer: torch.tensor([neurons[number].index for number in columns[layer]]) for layer in columns}
@@ -115,7 +115,7 @@ def run(model: Model, rows: Sequence[list[int]], reading: Reading, on_progress: 
 def batches(model: Model, rows: Sequence[list[int]]) -> list[list[int]]:
     """Return the numbers of the rows in batches, the shortest rows first."""
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-    parts = model.batches([len(rows[number]) for number in order], BATCH)
+    parts = model.batches([len(rows[number]) for number in order], TEXTS_PER_PASS)
     return [[order[index] for index in part] for part in parts]
 
 

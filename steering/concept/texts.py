@@ -1,4 +1,4 @@
-"""The texts that find a concept: with it and without it, and the part of each."""
+"""The texts that find a concept: with it and without it, and the split of each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from icebear.errors import InputError
 from icebear.values import several, text_of
 
-FEWEST = 16
+FEWEST_TEXTS = 16
 """The minimum number of texts of each kind; with fewer, too few are left to test on."""
-PARTS = (0.5, 0.75)
+SPLITS = (0.5, 0.75)
 """Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
 
 
@@ -26,8 +26,8 @@ class ConceptTexts:
 
     def tests(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the texts with and without the concept that test it."""
-        texts, positive, part = prepared(self.examples, self.others, self.seed)
-        tested = np.flatnonzero(part == 2).tolist()
+        texts, positive, split = prepared(self.examples, self.others, self.seed)
+        tested = np.flatnonzero(split == 2).tolist()
         with_it, without = (
             tuple(texts[row] for row in tested if bool(positive[row]) is kind) for kind in (True, False)
         )
@@ -35,8 +35,8 @@ class ConceptTexts:
 
 
 def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return the different texts of both kinds, which of them have the concept, and the random part of each: 0 to rank,
-    1 to choose, 2 to test on. Raises `InputError`."""
+    """Return the different texts of both kinds, which of them have the concept, and the random split of each: 0 is
+    train, 1 validation, 2 test. Raises `InputError`."""
     checked = [[text_of(text).strip() for text in several(texts)] for texts in (examples, others)]
     kinds = [list(dict.fromkeys(filter(None, texts))) for texts in checked]
     both = set(kinds[0]) & set(kinds[1])
@@ -45,12 +45,12 @@ def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> tuple
             f"{len(both)} texts are in both lists (with the concept, and without it), such as {min(both)[:40]!r}; "
             "remove them from one list."
         )
-    if min(map(len, kinds)) < FEWEST:
+    if min(map(len, kinds)) < FEWEST_TEXTS:
         raise InputError(
-            f"A concept needs at least {FEWEST} different texts with it and as many without; there are {len(kinds[0])} "
-            f"and {len(kinds[1])}, so add more."
+            f"A concept needs at least {FEWEST_TEXTS} different texts with it and as many without; there are "
+            f"{len(kinds[0])} and {len(kinds[1])}, so add more."
         )
     generator = np.random.default_rng(seed)
-    parts = [np.digitize(generator.permutation(len(texts)) / len(texts), PARTS) for texts in kinds]
+    splits = [np.digitize(generator.permutation(len(texts)) / len(texts), SPLITS) for texts in kinds]
     positive = np.repeat([True, False], [len(kinds[0]), len(kinds[1])])
-    return [*kinds[0], *kinds[1]], positive, np.concatenate(parts)
+    return [*kinds[0], *kinds[1]], positive, np.concatenate(splits)

@@ -51,14 +51,14 @@ MARGIN = 0.05
 """The margin of a finished flip, in logits, so that another machine's rounding does not undo it."""
 
 Choice = tuple[Tensor, Tensor]
-"""(L, N, S) the score of each neuron and head at each step, 0 or less for no candidate; and the limit of its move."""
+"""(L, F, S) the score of each neuron and head at each step, 0 or less for no candidate; and the limit of its move."""
 Chooser = Callable[["SearchState", Edits], Choice]
 
 
 @dataclass(frozen=True)
 class SearchState:
     """The state of a search: what is asked, the tokens, and for each neuron and head the activations and their limits,
-    (L, N, S); a head moves from 0 to 1."""
+    (L, F, S), F counts neurons, then heads; a head moves from 0 to 1."""
 
     request: FlipRequest
     last: LastToken
@@ -66,7 +66,7 @@ class SearchState:
     """The wanted tokens, one after the other; or the tokens of which one shall leave the `top_k` most probable ones."""
     now: Tensor
     goal: Tensor | None
-    """How far each may move towards its activation in the source prompt, or to zero."""
+    """The value that each may move to, towards its activation in the source prompt or zero; None: `low` and `high`."""
     low: Tensor
     high: Tensor
     """The limits without a goal: the activation range, or with `unbounded` the largest magnitude of the layer."""
@@ -274,21 +274,21 @@ def _start(request: FlipRequest, wanted: tuple[int, ...] | None) -> SearchState:
     swapped = source if request.heads and not request.suppress and "attn" in model.sites else None
     last = LastToken(model, ids, tokens, swapped)
     activations, goal = last.activations(), None
-    now = activations[:, : model.width("ffn")]
+    plain = activations[:, : model.width("ffn")]
     if source is not None:
         goal = LastToken(model, source, tokens).activations()
     elif request.suppress:
-        goal = torch.zeros_like(now)
+        goal = torch.zeros_like(plain)
     if request.unbounded:
-        high = now.abs().amax(1, keepdim=True).expand_as(now)  # of a layer at a step
+        high = plain.abs().amax(1, keepdim=True).expand_as(plain)  # of a layer at a step
         low = -high
     else:  # or where it is, if that is further
         seen = calibrate(model)
-        low, high = torch.minimum(seen.low[..., None], now), torch.maximum(seen.high[..., None], now)
+        low, high = torch.minimum(seen.low[..., None], plain), torch.maximum(seen.high[..., None], plain)
         if goal is not None and not model.reads_any_text:  # seen are random ids only
             low, high = torch.minimum(low, goal), torch.maximum(high, goal)
     if goal is not None:
-        goal = now + REACH_SOURCE * (goal - now)
+        goal = plain + REACH_SOURCE * (goal - plain)
         goal = goal if request.unbounded else torch.clamp(goal, low, high)
     swap = torch.zeros_like(activations[:, model.width("ffn") :])
     swap[..., 0] = 1  # at the last token
@@ -350,7 +350,7 @@ def _round(state: SearchState, choose: Chooser, result: _Result) -> _Result:
 
 
 def margins(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
-    """(N,) the margin of the flip in logits, under each of the proposed edits. For a phrase it is the smallest margin
+    """(P,) the margin of the flip in logits, under each of P proposals of edits. For a phrase it is the smallest margin
     of its tokens, or, if one is below `MARGIN`, `MARGIN` less the sum of what they lack; to suppress, the largest."""
     steps = _steps(state, proposals)
     if state.top_k:
@@ -360,7 +360,7 @@ def margins(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
 
 
 def _steps(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
-    """(N, S) each wanted logit minus the largest other one; with `top_k`, the k-th largest other one minus it."""
+    """(P, S) each wanted logit minus the largest other one; with `top_k`, the k-th largest other one minus it."""
     logits = state.last.logits(proposals)
     steps = range(len(state.tokens))
     wanted = logits[:, steps, state.tokens].clone()
@@ -393,7 +393,7 @@ def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[N
 
 
 def _gradients(state: SearchState, edits: Edits, method: AttnLRP | None = None) -> Tensor:
-    """(L, N, S) the gradient, under edits, of the summed margins of the tokens that lack `MARGIN`, or of the smallest
+    """(L, F, S) the gradient, under edits, of the summed margins of the tokens that lack `MARGIN`, or of the smallest
     margin; to suppress, of the largest."""
 
     def margin(logits: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class LastToken:
 
     @torch.no_grad()
     def logits(self, proposals: Sequence[Edits]) -> Tensor:
-        """(N, S, V) of the next tokens, float32 on the CPU, under each of the proposed edits."""
+        """(P, S, V) of the next tokens, float32 on the CPU, under each of P proposals of edits."""
         logits = []
         for start in range(0, len(proposals), self.rows):
             part = proposals[start : start + self.rows]

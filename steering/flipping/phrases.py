@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from icebear.edits import Edit
@@ -42,9 +43,15 @@ def flip_holds(
 ) -> bool:
     """Return whether the greedy continuation under edits begins with a phrase; with `top_k`, whether one of its tokens,
     each after the ones before it, is not among the `top_k` most probable ones."""
-    top_ids = phrase_logits(model, edits, prompt, phrase).topk(top_k or 1).indices.tolist()
-    inside = [token in ids for token, ids in zip(phrase, top_ids, strict=True)]
-    return not all(inside) if top_k else all(inside)
+    return holds(phrase_logits(model, edits, prompt, phrase)[None], phrase, top_k)[0]
+
+
+def holds(logits: Tensor, phrase: Sequence[int], top_k: int | None = None) -> list[bool]:
+    """Return for each of N rows of logits (N, S, V) what `flip_holds` does for a model."""
+    best = logits.topk(top_k or 1).indices  # (N, S, K)
+    tokens = torch.tensor(phrase, device=logits.device)
+    inside = (best == tokens[:, None]).any(-1).all(-1)  # (N,)
+    return (~inside if top_k else inside).tolist()
 
 
 def phrase_probability(

@@ -40,20 +40,20 @@ Scored = Sequence[tuple[str, Detector, np.ndarray]]
 """Detectors with their names and their values of the negatives; the monitor's own first."""
 
 
-def measured(
+def with_rates(
     model: Model,
     monitor: Monitor,
-    of: ConceptTexts,
+    concept_texts: ConceptTexts,
     scored: Scored,
     negatives: list[str],
     shifts: Shifts,
     on_progress: OnProgress,
 ) -> Monitor:
-    """Return the monitor with its rates, and those of the controls. of: the texts of the concept."""
-    texts, positive, part = prepared(of.examples, of.others, of.seed)
-    bag = BagOfWords.fit([texts[row] for row in np.flatnonzero(part < 2)], positive[part < 2])
+    """Return the monitor with its rates, and those of the controls."""
+    texts, positive, split = prepared(concept_texts.examples, concept_texts.others, concept_texts.seed)
+    bag = BagOfWords.fit([texts[row] for row in np.flatnonzero(split < 2)], positive[split < 2])
     removed = bag.keywords()
-    with_it, without = map(list, of.tests())
+    with_it, without = map(list, concept_texts.tests())
     cut = without_words(with_it, removed), without_words(without, removed)
     rows: dict[str, Texts] = {
         HELD_OUT: (with_it, without),
@@ -72,10 +72,10 @@ def measured(
         rates += averaged(name, list(zip((*names, BAG), each, bars, strict=True)), *counts)
         start += sum(counts)
     provenance = {**monitor.provenance, "keywords": removed}
-    return replace(monitor, rates=tuple(rates), provenance=provenance, held_out=of.tests())
+    return replace(monitor, rates=tuple(rates), provenance=provenance, held_out=concept_texts.tests())
 
 
-def by_chance(concept: Concept, detector: Detector) -> list[tuple[str, Detector]]:
+def control_detectors(concept: Concept, detector: Detector) -> list[tuple[str, Detector]]:
     """Return the controls of this kind of detector. Random vectors are after the same layer."""
     if not isinstance(detector, ConceptVector):
         return [(control.name, control.parts) for control in concept.controls if control.parts]
@@ -111,7 +111,7 @@ def longer(with_it: list[str], without: list[str]) -> Texts:
 
 
 def without_words(texts: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return the texts without these words, if two words are left."""
+    """Return the texts without these words; texts left with one word or none are dropped."""
     word = re.compile(rf"\b({'|'.join(map(re.escape, words))})\b", re.IGNORECASE)
     cut = [word.sub("", text) for text in texts]
     return [text for text in cut if len(text.split()) > 1]

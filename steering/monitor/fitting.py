@@ -18,7 +18,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.detectors import DETECTORS, ConceptVector
-from icebear.steering.monitor.controls import Shifts, by_chance, measured
+from icebear.steering.monitor.controls import Shifts, control_detectors, with_rates
 from icebear.steering.monitor.monitor import Monitor
 from icebear.steering.monitor.text_values import UNITS, interval, text_values, threshold_of
 from icebear.steps import OnProgress, unwatched
@@ -82,7 +82,7 @@ def monitor(
     one_of(unit, "unit", UNITS)
     chosen = concept.detector(one_of(detector, "detector", DETECTORS))
     texts = fresh(negatives, concept, fpr)
-    names, detectors = zip(("monitor", chosen), *by_chance(concept, chosen), strict=True)
+    names, detectors = zip(("monitor", chosen), *control_detectors(concept, chosen), strict=True)
     scores = text_values(model, detectors, texts, unit, on_progress)
     threshold, above = threshold_of(scores[0], fpr)
     neurons, vector = ((), chosen) if isinstance(chosen, ConceptVector) else (chosen, None)
@@ -103,11 +103,11 @@ def monitor(
     if not concept.texts:
         return result
     scored = list(zip(names, detectors, scores, strict=True))
-    return measured(model, result, concept.texts, scored, texts, shifts or {}, on_progress)
+    return with_rates(model, result, concept.texts, scored, texts, shifts or {}, on_progress)
 
 
 def fewest(fpr: float) -> int:
-    """Return the number of texts of which none is flagged that bounds the rate by `LARGEST_FACTOR` times `fpr`."""
+    """Return how many negatives are needed so that none flagged bounds the rate by `LARGEST_FACTOR` times `fpr`."""
     return math.ceil(math.log(0.025) / math.log1p(-min(LARGEST_FACTOR * fpr, 0.999)))
 
 

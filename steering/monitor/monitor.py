@@ -17,7 +17,7 @@ from icebear.records import Neuron
 from icebear.steering.concept.detectors import ConceptNeuron, ConceptVector, Detector, contributions
 from icebear.steering.concept.reading import counts
 from icebear.steering.monitor.text_values import Unit, interval, unit_values
-from icebear.values import real, several, typed
+from icebear.values import plural, real, several, typed
 
 NEURONS_NAMED = 5
 HELD_OUT = "held-out texts"
@@ -132,7 +132,7 @@ class Monitor(Saved):
     @property
     def about(self) -> list[str]:
         """Say in sentences how often it flags texts with and without the concept, what a bag of words does first."""
-        count = f"{len(self.neurons)} neuron{'s' * (len(self.neurons) != 1)}"
+        count = plural(len(self.neurons), "neuron")
         of = f"residual stream after layer {self.vector.layer}, {self.vector.fit}" if self.vector else count
         low, high = (f"{100 * limit:.2g}" for limit in self.interval)
         lines = [

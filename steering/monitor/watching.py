@@ -94,12 +94,12 @@ class Log:
         """Take what a detector reads in a pass (B, T, n)."""
         self._pass.setdefault(name, []).append((columns, x))
 
-    def end_pass(self, where: TokenTracker) -> None:
+    def end_pass(self, tracker: TokenTracker) -> None:
         """Take the tokens after the prompt that a pass read. Drafts may be among them, which are rejected later."""
         taken, self._pass = self._pass, {}
-        if not where.generates:
+        if not tracker.generates:
             return
-        numbers = where.position[0] - where.prompt_length[0][:, None]  # of new tokens (B, T)
+        numbers = tracker.position[0] - tracker.prompt_length[0][:, None]  # of new tokens (B, T)
         new = (numbers >= 0).nonzero().tolist()
         if not new:
             return
@@ -114,7 +114,7 @@ class Log:
             text, number = self._running[row], int(numbers[row, column])
             if number >= len(text.ids):  # without a cache, a pass reads all tokens again
                 parts = {name: array[row, column] for name, array in each.items()}
-                text.read[number] = int(where.ids[0][row, column]), parts
+                text.read[number] = int(tracker.ids[0][row, column]), parts
 
     def accept(self, read: int) -> None:
         """Add the tokens that were read and stay, `read` of each text in all, and report what they complete."""
@@ -223,15 +223,15 @@ def watching(model: Model, monitors: Monitor | Iterable[Monitor], on_flag: OnFla
     if not (model.task.is_causal and model.task.generates):
         raise InputError(f"{model.name} does not continue a prompt; measure texts with Monitor.measure.")
     log = Log(model, rows, on_flag)
-    where = _Watching(model, log)
+    tracker = _Watching(model, log)
 
     @contextmanager
     def reading() -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(where.following())
+            stack.enter_context(tracker.following())
             for row in rows:
                 stack.enter_context(contributing(model, row.detector, partial(log.see, row.name)))
-            stack.callback(model.net.register_forward_hook(lambda *_: log.end_pass(where)).remove)
+            stack.callback(model.net.register_forward_hook(lambda *_: log.end_pass(tracker)).remove)
             yield
 
     with model.lock.yielding(reading):

@@ -5,10 +5,10 @@ from collections import Counter
 
 import numpy as np
 
-from icebear.actmax.labels.kinds import FEWEST, STEPS, TOP_SENTENCES, TOP_TOKENS, Label
-from icebear.actmax.labels.meanings import margin
+from icebear.actmax.labels.kinds import FEWEST_TOKENS, TOKEN_OFFSETS, TOP_SENTENCES, TOP_TOKENS, Label
 from icebear.actmax.labels.patterns import OVERLAP, SHORTER, SIZES
 from icebear.actmax.labels.sample import DISTINCT, Sample
+from icebear.actmax.labels.significance import margin
 from icebear.concepts.statistics import auroc
 
 
@@ -25,7 +25,7 @@ class Part:
 
     def _tokens(self) -> np.ndarray:
         order = [index for index in np.argsort(-self.values, kind="stable") if self.values[index] > 0]
-        wanted = max(FEWEST, math.ceil(TOP_TOKENS * len(self.values)))
+        wanted = max(FEWEST_TOKENS, math.ceil(TOP_TOKENS * len(self.values)))
         return np.isin(np.arange(len(self.values)), order[:wanted])
 
     def score(self, label: Label, by: str) -> float:
@@ -33,7 +33,7 @@ class Part:
         if by == "token":
             return auroc(true.astype(float), self.top)
         if by == "pattern":
-            return auroc(self.values, true) if FEWEST <= true.sum() < len(true) else 0.5
+            return auroc(self.values, true) if FEWEST_TOKENS <= true.sum() < len(true) else 0.5
         return auroc(label.degree(self.sample), self.top_sentences)
 
     def raises(self, label: Label, by: str) -> bool:
@@ -49,7 +49,7 @@ def patterns(train: Part) -> list[Label]:
     sample, labels = train.sample, []
     top = np.flatnonzero(sample.counted)[train.top]
     names = {code: text for text, code in sample.codes.items()}
-    for kind, step in STEPS.items():
+    for kind, step in TOKEN_OFFSETS.items():
 
         def tokens(places: np.ndarray, step: int = step) -> list[int]:
             inside = [

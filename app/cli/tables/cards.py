@@ -14,22 +14,15 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from icebear.actmax.labels import meanings
-from icebear.actmax.page import (
-    attended_line,
-    attended_text,
-    heading,
-    patches_text,
-    statistics_line,
-    token_count_note,
-    writes_about,
-    writes_title,
-)
+from icebear.actmax.card import attended_line, heading, statistics_line, token_count_note, writes_about, writes_title
+from icebear.actmax.head_attention import attended_text
+from icebear.actmax.labels import significance
+from icebear.actmax.page import patches_text
 from icebear.app.cli.tables.grid import grid, shade
 from icebear.concepts.results.effect_words import effect_text
-from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absence
+from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absent_line
 from icebear.models.loading.presets import model_option
-from icebear.records import Example, Hit, Meaning, Projection, Promotion, SentenceEffects
+from icebear.records import AutomaticLabel, Example, Hit, Projection, Promotion, SentenceEffects
 from icebear.render import characters, normalized, visible
 
 if TYPE_CHECKING:
@@ -151,12 +144,16 @@ def _histogram(bars: str, of_head: bool) -> str:
     return f"{bars}  histogram of activations, -128 to 128, log2 bins"
 
 
-def label_report(side: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
-    parts: list[Any] = [Text(f"\n{side}: {meanings.label_title(meaning)}", "bold")]
+def label_report(side: str, meaning: AutomaticLabel | None, held_out: dict[str, list[Example]]) -> Group:
+    parts: list[Any] = [Text(f"\n{side}: {significance.label_title(meaning)}", "bold")]
     if meaning:
-        parts += [Text(line, "dim") for line in meanings.measured(meaning)]
+        parts += [Text(line, "dim") for line in significance.score_lines(meaning)]
     if meaning and meaning.significant:
-        parts += [_examples_table(">", meanings.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows]
+        parts += [
+            _examples_table(">", significance.HELD_OUT_GROUPS[name], rows[:2])
+            for name, rows in held_out.items()
+            if rows
+        ]
     return Group(*parts)
 
 
@@ -195,17 +192,17 @@ def highlighted(example: Example) -> Text:
     return text.append("..." if shown + 8 < len(tokens) else "")
 
 
-def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
+def labels_table(labels: Sequence[AutomaticLabel], title: str = LABELS_TITLE) -> Table:
     """Automatic labels with their scores. A candidate that is not significant is not shown."""
     rows = []
     for row in labels:
         measured = (row.text, row.by, f"{row.score:.2f}", f"{row.p:.3f}")
-        shown = measured if row.significant else (meanings.label_title(row), "", "", "")
+        shown = measured if row.significant else (significance.label_title(row), "", "", "")
         rows.append((str(row.neuron), row.polarity, *shown))
     return grid("neuron", "sign", "label", "by", ">score", ">p", rows=rows, title=title)
 
 
-def own_label_table(scores: Sequence[Meaning], title: str) -> Table:
+def own_label_table(scores: Sequence[AutomaticLabel], title: str) -> Table:
     """The scores of a label that a person gave, significant or not."""
     rows = [
         (str(row.neuron), row.polarity, row.by, f"{row.score:.2f}", f"{row.p:.3f}", "yes" if row.significant else "no")
@@ -223,7 +220,7 @@ def hits_report(
 ) -> Iterator[Table | Text]:
     """The results of a search by kind, the words that no sentence has, and which index this is."""
     if absent:
-        yield Text(absence(absent))
+        yield Text(absent_line(absent))
     for by, title in headings.items():
         by_kind = [hit for hit in hits if hit.by == by]
         rows = [(str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in by_kind]

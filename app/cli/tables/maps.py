@@ -14,7 +14,7 @@ from icebear.app.cli.tables.grid import grid
 if TYPE_CHECKING:
     from icebear.actmax.atlas.atlas import Atlas
     from icebear.actmax.atlas.audit import Audit
-    from icebear.actmax.atlas.compare import Comparison, ExchangedSide
+    from icebear.actmax.atlas.compare import ExchangedSide, IndexComparison
 
 NAMED = 20
 """The number of clusters, and of neurons with other sentences, that are printed."""
@@ -42,13 +42,13 @@ def atlas_report(atlas: Atlas, sample: str) -> Iterator[Table | Text]:
 
 
 def audit_report(audit: Audit) -> Iterator[Table | Text]:
-    """The claimed clusters, with their names or strongest words and sentences, and the largest score by chance."""
+    """The claimed clusters, with their names or tested words, with sentences, and the largest score by chance."""
     count, rows = len(audit.clusters), []
     what = f"differ between {audit.prompts} prompts and {audit.others} others"
     if not audit.others:
         what = f"do more of the work on {audit.prompts} prompts than as many random neurons of the same layers"
     for row in audit.claimed[:NAMED]:
-        lines = [Text(row.cluster.name or f"({', '.join(row.cluster.strongest)})", "bold")]
+        lines = [Text(row.cluster.name or f"({', '.join(row.cluster.tested_words)})", "bold")]
         lines += [Text.assemble((f"{side}  ", "dim"), highlighted(example)) for side, example in row.examples]
         numbers = (f"{row.share:.2%}", f"{row.compared:.2%}", f"{row.score:+.1f}", f"{row.p:.3f}")
         rows.append((Text("\n").join(lines), *numbers))
@@ -58,7 +58,7 @@ def audit_report(audit: Audit) -> Iterator[Table | Text]:
     yield Text(f"Largest score {audit.clusters[0].score:+.1f}; by chance above {audit.threshold:.1f} in 5 %.", "dim")
 
 
-def comparison_report(comparison: Comparison, sides: list[ExchangedSide]) -> Iterator[Table | Text]:
+def comparison_report(comparison: IndexComparison, sides: list[ExchangedSide]) -> Iterator[Table | Text]:
     """How many sentences are exchanged, in how many sides the meaning moved, and the sides that changed most."""
     before, after = (made_with["model"]["name"] for made_with in comparison.made_with)
     moved, by_chance = ((values > comparison.least).sum() for values in (comparison.moved, comparison.by_chance))

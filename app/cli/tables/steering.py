@@ -11,13 +11,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from icebear.actmax.labels import meanings
+from icebear.actmax.labels import significance
 from icebear.app.cli.tables.grid import grid, heatmap
 from icebear.edits import Edit
 from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
 from icebear.render import visible
 from icebear.steering.provenance import FlipRecord, Outcome, chosen_by_words, score_of
+from icebear.values import plural
 
 if TYPE_CHECKING:
     import icebear
@@ -132,9 +133,9 @@ def concept_report(
     rows = []
     for part in concept.parts:
         label = labels.get((part.neuron, part.polarity))
-        meaning = Text(label) if label else Text(meanings.NOT_SCORED, "dim")
+        meaning = Text(label) if label else Text(significance.NOT_SCORED, "dim")
         rows.append((str(part.neuron), part.polarity, f"{part.weight:.3f}", meaning))
-    title = f"{concept.name}: {len(concept)} neuron{'s' * (len(concept) != 1)} of {concept.model_name}"
+    title = f"{concept.name}: {plural(len(concept), 'neuron')} of {concept.model_name}"
     return Group(
         grid("neuron", "sign", ">weight", "label", rows=rows, title=title),
         *(Text(line, "dim") for line in provenance_lines(concept)),

@@ -66,14 +66,15 @@ def _map(options: Options) -> None:
     from icebear.actmax.atlas.atlas_page import atlas_page
     from icebear.actmax.atlas.saved_map import mapped
     from icebear.app.cli.tables.maps import atlas_report
+    from icebear.convert import CONVERTER
 
     with icebear.open_store(options.store) as store, waiting("Drawing the map"):
-        result, sample = mapped(store), store.sample
+        result, sample = mapped(store), store.documents_phrase
         write_page(options.html, lambda: atlas_page(store, result))
     document = {
         **result.made_with,
         "sides": len(result.sides),
-        "clusters": [asdict(cluster) for cluster in result.clusters],
+        "clusters": CONVERTER.unstructure(result.clusters),
         "layers": [asdict(layer) for layer in result.layers],
     }
     show(options.json, document, *atlas_report(result, sample))
@@ -84,6 +85,7 @@ def _audit(options: Options, prompts: str) -> None:
     from icebear.actmax.atlas.audit import audit, read_groups
     from icebear.actmax.atlas.saved_map import mapped
     from icebear.app.cli.tables.maps import audit_report
+    from icebear.convert import CONVERTER
 
     groups = read_groups(prompts, options.against)
     with icebear.open_store(options.store) as store:
@@ -94,17 +96,17 @@ def _audit(options: Options, prompts: str) -> None:
         result = mapped(store)
         write_page(options.html, lambda: atlas_page(store, result))
         audited = audit(model, store, result, *groups)
-    show(options.json, {**result.made_with, **asdict(audited)}, *audit_report(audited))
+    show(options.json, {**result.made_with, **CONVERTER.unstructure(audited)}, *audit_report(audited))
 
 
 def _compare(options: Options, other: str) -> None:
     from icebear.actmax.atlas.atlas_page import atlas_page
-    from icebear.actmax.atlas.compare import compare, exchanged_sides
+    from icebear.actmax.atlas.compare import compare_indexes, exchanged_sides
     from icebear.actmax.atlas.saved_map import mapped
     from icebear.app.cli.tables.maps import comparison_report
 
     with icebear.open_store(options.store) as store, icebear.open_store(other) as second:
-        result = compare(store, second)
+        result = compare_indexes(store, second)
         sides = exchanged_sides(result, store, second)
         write_page(options.html, lambda: atlas_page(store, mapped(store), result))
     before, after = result.made_with

@@ -124,7 +124,7 @@ def show_(options: Show) -> None:
       icebear concept show examples/music.json
     """
     from icebear.app.cli.tables.steering import concept_report
-    from icebear.steering.concept.concept import nearest
+    from icebear.steering.concept.concept import similar_concepts
 
     this = _read(options.name, options.store)
     labels: dict[Any, str | None] = {}
@@ -132,7 +132,7 @@ def show_(options: Show) -> None:
     if not options.name.endswith(".json"):
         with icebear.open_store(options.store) as store:
             labels, names = _labels(store, this), list(store.concepts.all())
-        similar = nearest(this, [_read(name, options.store) for name in names if name != options.name])
+        similar = similar_concepts(this, [_read(name, options.store) for name in names if name != options.name])
     rows = [{"name": other, "overlap": share} for other, share in similar]
     show(options.json, {**this.to_dict(), "similar": rows}, concept_report(this, labels, similar))
 
@@ -301,4 +301,4 @@ def _read(name: str, store_path: str) -> icebear.Concept:
 
 
 def _labels(store: icebear.Store, this: icebear.Concept) -> dict[Any, str | None]:
-    return {(part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in this.parts}
+    return {(part.neuron, part.polarity): store.labels.shown(part.neuron, part.polarity) for part in this.parts}

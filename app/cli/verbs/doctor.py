@@ -54,7 +54,7 @@ def doctor(options: Options) -> None:
                 for name in NAMES:
                     store.vectors.verify(name)  # raises StoreError for a damaged file, and for that of another store
             facts["store"] = f"{store.path} fits the model" if store else "none"
-            facts |= {"index": store.sample} if store else {}
+            facts |= {"index": store.documents_phrase} if store else {}
     except IcebearError as error:
         facts["error"] = str(error)
     indented = "\n".ljust(14)

@@ -51,9 +51,9 @@ def neuronpedia(options: Neuronpedia) -> None:
       icebear export neuronpedia --store wiki.db --out dashboards
       icebear export neuronpedia L29.ffn.860 L21.ffn.780 --out two
     """
-    from icebear.actmax.neuronpedia import estimated_size, export_dashboards, neurons_of
+    from icebear.actmax.neuronpedia_export import estimated_size, export_dashboards, neurons_of
 
-    named = [Neuron.parse(name) for name in options.neurons] or None
+    named = [Neuron.parse(name, options.model.model) for name in options.neurons] or None
     path = store_or_shipped(options.store, options.model.load, options.model.model)
     with icebear.open_store(path) as store:
         neurons = neurons_of(store, named)

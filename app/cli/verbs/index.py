@@ -19,12 +19,12 @@ from icebear.app.cli.stores import named_or_folder_store, neurons_named, store_o
 from icebear.errors import InputError, StoreError, need
 from icebear.models.loading.presets import model_option
 from icebear.paths import local
-from icebear.records import LENSES
+from icebear.records import LENSES, Neuron
 from icebear.render import visible
 
 if TYPE_CHECKING:
     from icebear.actmax.neuronpedia_import import Dashboards
-    from icebear.records import Meaning
+    from icebear.records import AutomaticLabel
 
 WIKI = "wiki-summaries"
 NAMED = 10
@@ -210,7 +210,7 @@ def _from_neuronpedia(options: Options) -> None:
     show(options.json, document, *lines, *table)
 
 
-def _scored(model: icebear.Model, store: icebear.Store, dashboards: Dashboards) -> tuple[list[Meaning], str]:
+def _scored(model: icebear.Model, store: icebear.Store, dashboards: Dashboards) -> tuple[list[AutomaticLabel], str]:
     """Score the labels of dashboards on the sentences of their index or, if these are too few, of the index that comes
     with icebear. Return the labels, and a note if it is the other one. Raises `StoreError` if there is none."""
     from icebear.actmax.neuronpedia_import import score_labels
@@ -346,9 +346,10 @@ def _lens(options: Options) -> None:
 def _annotate(options: Options) -> None:
     if bool(options.neurons) == bool(options.prompt):
         raise click.UsageError("With --annotate give either NEURONS or --prompt.")
+    named_neurons = [Neuron.parse(name, options.model.model) for name in options.neurons]
     path = store_or_shipped(options.store, options.model.load, options.model.model)
     with icebear.open_store(path) as store:
-        model, neurons = neurons_named(store, options.neurons, options.prompt, options.top, options.model)
+        model, neurons = neurons_named(store, named_neurons, options.prompt, options.top, options.model)
         count = annotating(model, store, neurons, options.k)
         document = {**store.made_with(), "neurons": list(map(str, neurons)), "attributed": count}
     show(options.json, document, f"Attributed {count} examples; earlier ones are unchanged.")

@@ -12,8 +12,7 @@ from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named, store_or_shipped
 from icebear.errors import need
-from icebear.points import check_model
-from icebear.records import Meaning, Neuron
+from icebear.records import POLARITIES, AutomaticLabel, Neuron
 
 
 @record
@@ -56,7 +55,7 @@ def label(options: Options) -> None:
     if options.auto:
         if options.score or bool(options.words) + bool(options.prompt) + options.all != 1:
             raise click.UsageError("With --auto, give exactly one of NEURONS, --prompt and --all, and no --score.")
-        return _automatic(_with_store(options, options.model.model))
+        return _automatic(options)
     if len(options.words) != 2 or options.prompt or options.all:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
     if options.claim and not (options.score and options.words[1].strip()):
@@ -64,13 +63,11 @@ def label(options: Options) -> None:
     from icebear.app.cli.tables.cards import own_label_table
 
     name = options.model.model if options.score or named("model") else None
-    if name:
-        check_model(options.words[0], name)
-    neuron, text = Neuron.parse(options.words[0]), options.words[1]
+    neuron, text = Neuron.parse(options.words[0], name), options.words[1]
     options = _with_store(options, name)
     with icebear.open_store(options.store) as store:
         store.neurons.statistics(neuron)
-        scores: list[Meaning] = []
+        scores: list[AutomaticLabel] = []
         if options.score and text.strip():
             model = options.model.load()
             from icebear.actmax.labels.descriptions import score_label
@@ -96,15 +93,17 @@ def _automatic(options: Options) -> None:
     from icebear.app.cli.tables.cards import labels_table
 
     need("index")
+    neurons = [Neuron.parse(name, options.model.model) for name in options.words]
+    options = _with_store(options, options.model.model)
     with icebear.open_store(options.store) as store:
-        model, neurons = neurons_named(store, options.words, options.prompt, options.top, options.model)
-        neurons = neurons or store.neurons.in_order()
+        model, neurons = neurons_named(store, neurons, options.prompt, options.top, options.model)
+        neurons = neurons or store.neurons.all_with_heads()
         from icebear.actmax.labels.auto import label_neurons
 
         with bar("sentences and neurons") as move:
             label_neurons(model, store, neurons, on_progress=move)
-        labels, made_with = store.labels.meanings(neurons), store.made_with()
-    rows = [labels[name, polarity] for name in neurons for polarity in "+-"]
+        labels, made_with = store.labels.automatic(neurons), store.made_with()
+    rows = [labels[name, polarity] for name in neurons for polarity in POLARITIES]
     significant = sum(meaning.significant for meaning in rows)
     title = f"{significant} of {len(rows)} pairs of neuron and sign have a significant label"
     document = {**made_with, "meanings": [meaning.to_dict() for meaning in rows]}
@@ -122,9 +121,10 @@ def _written(options: Options) -> None:
     if options.score or options.all or options.claim or bool(options.words) == bool(options.prompt):
         raise click.UsageError("With --writer, give NEURONS or --prompt, and no --score, --all or --claim.")
     need("index")
+    neurons = [Neuron.parse(name, options.model.model) for name in options.words]
     writer, options = Writer.at(str(options.writer), options.writer_model), _with_store(options, options.model.model)
     with icebear.open_store(options.store) as store:
-        model, neurons = neurons_named(store, options.words, options.prompt, options.top, options.model)
+        model, neurons = neurons_named(store, neurons, options.prompt, options.top, options.model)
         count = calls_left(store, neurons, writer)
         click.echo(f"{count} calls to {writer}; what was answered before is not asked again.", err=True)
         with bar("descriptions and sentences") as move:
@@ -135,7 +135,7 @@ def _written(options: Options) -> None:
     show(options.json, document, labels_table(rows, title))
 
 
-def _claim(options: Options, model: icebear.Model, meanings: list[Meaning]) -> None:
+def _claim(options: Options, model: icebear.Model, meanings: list[AutomaticLabel]) -> None:
     from icebear.claims.kinds.meanings import LabelClaim
 
     claim(str(options.claim), model, lambda: LabelClaim.of(options.store, meanings))

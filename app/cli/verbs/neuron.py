@@ -81,7 +81,7 @@ def neuron(options: Options) -> None:
     exactly_one({"a NEURON": options.neuron, "--significant": options.significant or None})
     if options.neuron is None:
         return _significant(options)
-    wanted = Neuron.parse(options.neuron)
+    wanted = Neuron.parse(options.neuron, options.model.model)
     if options.lens_file:
         return _through_lens_file(wanted, options.lens_file, options)
     if options.base_model is None:
@@ -166,13 +166,13 @@ def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
 
 
 def _significant(options: Options) -> None:
-    from icebear.actmax.labels.meanings import most_significant
+    from icebear.actmax.labels.significance import most_significant
     from icebear.app.cli.tables.cards import labels_table
 
     excluded("--significant", ("lens_file",))
     path = store_or_shipped(options.store, options.model.load, options.model.model)
     with icebear.open_store(path) as store:
-        tried, made_with = store.labels.all_meanings(), store.made_with()
+        tried, made_with = store.labels.all_automatic(), store.made_with()
     if not tried:
         raise StoreError(f"{path} has no automatic labels yet; make them with icebear label --auto.")
     labels = most_significant(tried)

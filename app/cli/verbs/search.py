@@ -64,8 +64,8 @@ def _by_image(image: str, options: Options) -> None:
 
     with icebear.open_store(options.store) as store:
         result = search_image(options.model.load(), store, image, options.top)
-        labels = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in result.hits}
-        document = {**store.made_with(), "searched": f"{options.store}. It holds {store.sample}"}
+        labels = {hit: store.labels.shown(hit.neuron, hit.polarity) for hit in result.hits}
+        document = {**store.made_with(), "searched": f"{options.store}. It holds {store.documents_phrase}"}
     document["hits"] = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in result.hits]
     document["images"] = [{"file": name, "cosine": cosine} for name, cosine in result.images]
     show(options.json, document, *like_image_report(result, labels, document["searched"]), names=options.names)
@@ -85,13 +85,13 @@ class _Result:
     def of(cls, store: icebear.Store, options: Options) -> _Result:
         from icebear.actmax import searching
         from icebear.actmax.shipped.index_choice import store_name
-        from icebear.db.search import absent
+        from icebear.db.search import absent_words
 
         assert options.text is not None
         hits = searching.search(store, options.text, options.top)
-        labels = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}
-        about = f"{store_name(store)}. It holds {store.sample}"
-        return cls(hits, labels, absent(store, options.text), searching.headings(store), about)
+        labels = {hit: store.labels.shown(hit.neuron, hit.polarity) for hit in hits}
+        about = f"{store_name(store)}. It holds {store.documents_phrase}"
+        return cls(hits, labels, absent_words(store, options.text), searching.headings(store), about)
 
     def to_dict(self) -> dict[str, Any]:
         rows = [{**vars(hit), "neuron": str(hit.neuron), "label": self.labels[hit]} for hit in self.hits]

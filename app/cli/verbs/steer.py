@@ -63,7 +63,9 @@ def steer(options: Options) -> None:
     exactly_one({"a PROMPT": options.prompt.prompt, "--image": options.image, "--messages": options.prompt.messages})
     if bool(options.edit) == bool(options.recipe):
         raise click.UsageError("Give either --edit (repeatable) or --recipe.")
-    edits: Any = icebear.Recipe.load(options.recipe) if options.recipe else parse_edits(options.edit)
+    edits: Any = (
+        icebear.Recipe.load(options.recipe) if options.recipe else parse_edits(options.edit, options.model.model)
+    )
     prompt = options.prompt.read_or(options.image)
     model = options.model.load()
     check_input(model, options.image)

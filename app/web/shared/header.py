@@ -69,7 +69,7 @@ def _about(ready: bool) -> None:
         return
     with served.store() as opened:
         facts = opened.facts.all()
-        sample = opened.sample
+        sample = opened.documents_phrase
     st.markdown(markdown.plain(f"It holds {sample}, read by {facts['model']}"))
     st.caption(markdown.plain(str(served.store_path().absolute())))
     if note := served.choice().note:

@@ -65,7 +65,7 @@ def build(loading: Job, path: Path | None, documents: int, job: Job) -> Path:
 def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
     """Scan a corpus into an index; the job says by sentence how far it is, and how long it still takes."""
     from icebear.actmax.index import build as index
-    from icebear.actmax.index.meanings import embed_examples
+    from icebear.actmax.index.example_embedding import embed_examples
     from icebear.db.store import open_store
     from icebear.models.loading.encoder import default_encoder
 

@@ -12,7 +12,7 @@ from streamlit.navigation.page import Page
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from icebear.app.web.shared import background_job, served
-from icebear.records import Neuron
+from icebear.records import POLARITIES, Neuron
 
 
 class View(NamedTuple):
@@ -155,7 +155,9 @@ def _strongest_side(neuron: Neuron) -> str:
     if not served.has_store(neuron.site):
         return "+"
     with served.store(neuron.site) as opened:
-        strongest = [(abs(example.activation), side) for side in "+-" for example in opened.examples(neuron, side, 1)]
+        strongest = [
+            (abs(example.activation), side) for side in POLARITIES for example in opened.examples(neuron, side, 1)
+        ]
     return max(strongest, default=(0, "+"))[1]
 
 

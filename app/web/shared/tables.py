@@ -95,7 +95,7 @@ def _with_labels(table: pandas.DataFrame) -> pandas.DataFrame:
         return table
     with served.store() as opened:
         pairs = zip(table["neuron"], table["sign"], strict=True)
-        names = [opened.labels.name(Neuron.parse(neuron), sign) or "" for neuron, sign in pairs]
+        names = [opened.labels.shown(Neuron.parse(neuron), sign) or "" for neuron, sign in pairs]
     return table.assign(label=names) if any(names) else table
 
 

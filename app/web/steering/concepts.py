@@ -27,7 +27,7 @@ from icebear.render import heatmap
 from icebear.steering.comparison import Comparison
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import find_concept
-from icebear.steering.concept.texts import FEWEST
+from icebear.steering.concept.texts import FEWEST_TEXTS
 from icebear.steering.outcome import CONCEPT_TOKENS, steer_concept
 from icebear.steering.provenance import Outcome, chosen_by_words, score_of
 from icebear.steering.side_effects import HeldOutContexts
@@ -95,13 +95,15 @@ def _examples() -> None:
             label = "Or words: sentences of the index with one of them, and others"
             st.text_input(label, placeholder="food bread soup meat fruit", key="concept_words", on_change=_from_words)
     left, right = st.columns(2)
-    positive = watch.texts_field(left, "Positive examples (one a line)", "concept_with", FEWEST)
-    negative = watch.texts_field(right, "Negative examples, otherwise similar (one a line)", "concept_without", FEWEST)
+    positive = watch.texts_field(left, "Positive examples (one a line)", "concept_with", FEWEST_TEXTS)
+    negative = watch.texts_field(
+        right, "Negative examples, otherwise similar (one a line)", "concept_without", FEWEST_TEXTS
+    )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.text_input("Name", "my concept", key="concept_name", width=240)
         most = st.number_input("Neurons at most", 1, 100, 20, key="concept_most", width=160)
-        few = min(len(positive), len(negative)) < FEWEST
-        why = f"Write at least {FEWEST} examples of each kind." if few else None
+        few = min(len(positive), len(negative)) < FEWEST_TEXTS
+        why = f"Write at least {FEWEST_TEXTS} examples of each kind." if few else None
         start: dict[str, Any] = {
             "on_click": _find,
             "args": (positive, negative, name, most),
@@ -132,7 +134,7 @@ def _from_words() -> None:
     lists = {"concept_with": "\n".join(having), "concept_without": "\n".join(lacking)}
     name = name_of(words)
     st.session_state.update(lists, concept_name=name)
-    if min(len(having), len(lacking)) >= FEWEST:
+    if min(len(having), len(lacking)) >= FEWEST_TEXTS:
         _find(having, lacking, name, st.session_state["concept_most"], words)
     else:
         st.session_state["trouble"] = f"The index has {len(having)} sentences with these words; add words or examples."

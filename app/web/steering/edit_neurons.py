@@ -24,6 +24,7 @@ from icebear.recipe import Recipe
 from icebear.steering.comparison import Comparison, compare
 from icebear.steering.outcome import answer_outcomes
 from icebear.steering.provenance import Outcome
+from icebear.values import plural
 
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
@@ -92,10 +93,10 @@ def _edits() -> list[Edit]:
     lines = st.container(gap="xxsmall")
     written = links.bound(st.text_area, "Edits, one a line", "edits", height=120, placeholder="L29.ffn.860=-20")
     st.caption(SYNTAX)
-    edits = parse_edits(line for line in written.splitlines() if line.strip())
+    edits = parse_edits((line for line in written.splitlines() if line.strip()), served.model_name())
     with lines:
         if edits:
-            st.markdown(f"## {len(edits)} edit{'s' * (len(edits) > 1)}")
+            st.markdown(f"## {plural(len(edits), 'edit')}")
         for number, edit in enumerate(edits):
             with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
                 card: dict[str, Any] = {
@@ -129,7 +130,7 @@ def _about(edit: Edit) -> str:
     with served.store(edit.neuron.site) as opened:
         neuron_card.check(opened, edit.neuron)
         side = "+" if edit.neuron.site == "head" else _side(edit)
-        label = opened.labels.name(edit.neuron, side)
+        label = opened.labels.shown(edit.neuron, side)
         return markdown.plain(label) if label else neuron_card.peaks(opened.examples(edit.neuron, side, 8))
 
 

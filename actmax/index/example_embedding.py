@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from icebear.actmax.index.neuron_vectors import example_vectors, set_example_null
+from icebear.actmax.index.neuron_vectors import example_vectors, save_moments, set_example_null
 from icebear.db.search import measure_chance
 from icebear.db.store import Store
 from icebear.models.loading.encoder import Encoder
@@ -38,7 +38,7 @@ def embed_examples(store: Store, encoder: Encoder, on_progress: OnProgress = unw
     store.facts.get("finished")
     store.check_texts("A sentence encoder reads texts")
     with store.exclusively():
-        missing = store.sentences.lacking(encoder.fingerprint)
+        missing = store.sentences.without_embedding(encoder.fingerprint)
         made_with = store.facts.find("encoder") or {}
         if not missing and made_with.get("fingerprint") == encoder.fingerprint and store.vectors.has_null("examples"):
             return
@@ -50,6 +50,7 @@ def embed_examples(store: Store, encoder: Encoder, on_progress: OnProgress = unw
             on_progress(start + len(ids), len(missing))
         store.vectors.forget_null("examples")
         store.facts.set({"encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint}})
+        save_moments(store)
         norms = store.vectors.save("examples", example_vectors(store))
         measure_chance(store)
         set_example_null(store, norms)

@@ -1,4 +1,4 @@
-"""What needs more than the model's weights, in few bytes: vectors of sentences, labels with their scores, the map.
+"""Unpack the sentence vectors, the labels with their scores and the map of the index that comes with icebear.
 
 `benchmarks/pack_index.py` writes the arrays that are read here.
 """
@@ -13,20 +13,20 @@ import numpy as np
 from icebear.actmax.atlas.atlas import Atlas
 from icebear.actmax.atlas.clusters import Cluster
 from icebear.actmax.atlas.layer_meanings import LayerMeanings
-from icebear.actmax.atlas.neighbor_map import STEPS
+from icebear.actmax.atlas.neighbor_map import PAGE_STEPS
 from icebear.actmax.labels.auto import control_name
 from icebear.actmax.labels.kinds import Label, LabelKind
-from icebear.actmax.labels.meanings import THRESHOLDS
-from icebear.actmax.labels.null import Nulls
+from icebear.actmax.labels.nulls import RandomNeuronNulls
 from icebear.actmax.labels.sample import topics_name
+from icebear.actmax.labels.significance import THRESHOLDS
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
-from icebear.records import POLARITIES, Meaning, Neuron
+from icebear.records import POLARITIES, AutomaticLabel, Neuron
 
 Arrays = dict[str, np.ndarray]
 LABEL_KINDS = get_args(LabelKind)
 KINDS = ("", *LABEL_KINDS)
-"""`Meaning.kind` by its number; a side that was not labeled has `NOT_LABELED`."""
+"""`AutomaticLabel.kind` by its number; a side that was not labeled has `NOT_LABELED`."""
 NOT_LABELED = 255
 UNITS = tuple(THRESHOLDS)
 SCORES = ("train", "validation", "token_mean", "token", "other_neuron")
@@ -35,7 +35,7 @@ SCORES = ("train", "validation", "token_mean", "token", "other_neuron")
 
 def from_steps(x: np.ndarray) -> np.ndarray:
     """Return numbers from 0 to 1 of their whole steps."""
-    return x.astype(float) / STEPS
+    return x.astype(float) / PAGE_STEPS
 
 
 def unpacked_vectors(arrays: Arrays) -> np.ndarray:
@@ -47,8 +47,8 @@ def unpacked_vectors(arrays: Arrays) -> np.ndarray:
 
 def unpacked_map(arrays: Arrays, about: dict[str, Any], store: Store) -> Atlas:
     """Return the map, whose sides are those with examples."""
-    counts = arrays["example_counts"][: 2 * store.neurons.count()]
-    points = (arrays["map_points"] / STEPS * 2 - 1).astype(np.float32)
+    counts = arrays["example_counts"][: 2 * store.neurons.count_without_heads()]
+    points = (arrays["map_points"] / PAGE_STEPS * 2 - 1).astype(np.float32)
     return Atlas(
         np.flatnonzero(counts),
         points,
@@ -64,13 +64,13 @@ def add_labels(store: Store, arrays: Arrays, about: dict[str, Any]) -> None:
     """Save the automatic labels in a store, and what other labels are scored with: topics and nulls."""
     names = (control_name(store, heads=heads) for heads in (False, True))
     store.controls.set({topics_name(store): about["topics"], **dict(zip(names, about["nulls"], strict=False))})
-    store.labels.set_meanings(unpacked_labels(arrays, about, store.neurons.in_order()))
+    store.labels.set_automatic(unpacked_labels(arrays, about, store.neurons.all_with_heads()))
 
 
-def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]) -> Iterator[Meaning]:
+def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]) -> Iterator[AutomaticLabel]:
     """Yield the automatic labels of neurons, in order of id. about: the topics, the tokens of patterns, the numbers of
     sentences, and the nulls of neurons and perhaps of heads."""
-    nulls = [Nulls(known) for known in about["nulls"]]
+    nulls = [RandomNeuronNulls(known) for known in about["nulls"]]
     kinds, units, significant = (arrays[f"label_{name}"] for name in ("kinds", "units", "significant"))
     items, numbers = iter(arrays["label_items"].tolist()), iter(from_steps(arrays["label_numbers"]).tolist())
     scores, strongest = iter(from_steps(arrays["label_scores"]).tolist()), iter(arrays["label_strongest"].tolist())
@@ -80,7 +80,7 @@ def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]
             continue
         score, p = next(numbers)
         if not KINDS[kind]:
-            yield Meaning.hardly_active(neuron, polarity)
+            yield AutomaticLabel.hardly_active(neuron, polarity)
             continue
         label = Label(LABEL_KINDS[kind - 1], _items(items, kind, about))
         by, of_head, record = UNITS[unit], neuron.site == "head", {}
@@ -88,7 +88,7 @@ def unpacked_labels(arrays: Arrays, about: dict[str, Any], neurons: list[Neuron]
             known = nulls[of_head]
             record = _record(label, by, score, dict(zip(SCORES, next(scores), strict=True)), known, neuron.layer)
             record |= {"sentences": about["sentences"], "strongest": next(strongest)}
-        yield Meaning(neuron, polarity, label.kind, label.text(of_head), by, score, p, bool(passes), record)
+        yield AutomaticLabel(neuron, polarity, label.kind, label.text(of_head), by, score, p, bool(passes), record)
 
 
 def _items(codes: Iterator[int], kind: int, about: dict[str, Any]) -> tuple[str, ...]:
@@ -97,8 +97,10 @@ def _items(codes: Iterator[int], kind: int, about: dict[str, Any]) -> tuple[str,
     return tuple(about["tokens"][next(codes)] for _ in range(next(codes)))
 
 
-def _record(label: Label, by: str, score: float, row: dict[str, float], nulls: Nulls, layer: int) -> dict[str, Any]:
-    """Return `Meaning.record`, without examples."""
+def _record(
+    label: Label, by: str, score: float, row: dict[str, float], nulls: RandomNeuronNulls, layer: int
+) -> dict[str, Any]:
+    """Return `AutomaticLabel.record`, without examples."""
     return {
         "label": CONVERTER.unstructure(label),
         "by": by,

@@ -14,13 +14,22 @@ from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.paths import new_folder, write_file
 from icebear.points import Source, model_id
-from icebear.records import HISTOGRAM_EDGES, POLARITIES, WRITERS, Example, Meaning, Neuron, NeuronStatistics, Projection
+from icebear.records import (
+    HISTOGRAM_EDGES,
+    POLARITIES,
+    WRITERS,
+    AutomaticLabel,
+    Example,
+    Neuron,
+    NeuronStatistics,
+    Projection,
+)
 from icebear.steps import OnProgress, unwatched
 
-BATCH = 128
+NEURONS_PER_FILE = 128
 """At most this many neurons are in a file."""
 LOGITS = 10
-LONGEST = 1024
+SHOWN_TOKENS = 1024
 """Of a longer text, so many tokens around the largest activation."""
 LONGEST_LABEL = 512
 SAMPLED = 24
@@ -33,7 +42,7 @@ def export_dashboards(
     on_progress: OnProgress = unwatched,
     neurons: Sequence[Neuron] | None = None,
 ) -> dict[str, int]:
-    """Write a new folder of files for Neuronpedia's upload, each with at most `BATCH` neurons of a source.
+    """Write a new folder of files for Neuronpedia's upload, each with at most `NEURONS_PER_FILE` neurons of a source.
 
     neurons: by default all. A neuron without examples at a polarity is in no file of it. Returns how many neurons,
     sources and files there are. Raises `StoreError` if the scan is not finished or is not by activation, or for a
@@ -60,7 +69,7 @@ def neurons_of(store: Store, neurons: Sequence[Neuron] | None) -> list[Neuron]:
         if neuron.site == "head":
             raise InputError(f"{neuron} is a head, which has no dashboard on Neuronpedia; give neurons.")
         store.neurons.id(neuron)
-    return store.neurons.all() if neurons is None else sorted(set(neurons))
+    return store.neurons.all_without_heads() if neurons is None else sorted(set(neurons))
 
 
 def estimated_size(store: Store, neurons: Sequence[Neuron]) -> int:
@@ -74,7 +83,7 @@ def _batches(neurons: Iterable[Neuron]) -> Iterator[list[Neuron]]:
     """Yield neurons, which are in order, by site and layer, in parts."""
     for _, group in groupby(neurons, lambda neuron: (neuron.layer, neuron.site)):
         rows = list(group)
-        yield from (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))
+        yield from (rows[start : start + NEURONS_PER_FILE] for start in range(0, len(rows), NEURONS_PER_FILE))
 
 
 def _documents(store: Store, model: str, neurons: Sequence[Neuron]) -> dict[Source, str]:
@@ -142,7 +151,7 @@ def _explanations(store: Store, neuron: Neuron, polarity: str) -> list[dict[str,
     """Return the label that a person wrote, and the significant automatic one, with scores compared with chance."""
     text, scores = store.labels.manual(neuron)
     rows = [(text, "written by a person", scores.get(polarity))] if text else []
-    meaning: Meaning | None = store.labels.meanings([neuron]).get((neuron, polarity))
+    meaning: AutomaticLabel | None = store.labels.automatic([neuron]).get((neuron, polarity))
     if meaning and meaning.significant:
         rows.append((meaning.text, f"{meaning.kind} label", vars(meaning)))
     return [
@@ -157,8 +166,8 @@ def _score(score: dict[str, Any] | None) -> str:
 
 def _activation(example: Example, source: Source, statistics: NeuronStatistics) -> dict[str, Any]:
     """Return a sentence with the activation at its token: an index does not have those of other tokens."""
-    start = max(0, min(example.token - LONGEST // 2, len(example.sentence.tokens) - LONGEST))
-    tokens = example.sentence.tokens[start : start + LONGEST]
+    start = max(0, min(example.token - SHOWN_TOKENS // 2, len(example.sentence.tokens) - SHOWN_TOKENS))
+    tokens = example.sentence.tokens[start : start + SHOWN_TOKENS]
     values = [0.0] * len(tokens)
     values[example.token - start] = source.sign * example.activation
     low, high, share = quantile(statistics, example.activation)

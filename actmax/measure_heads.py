@@ -1,4 +1,5 @@
-"""Where attention heads look: in their examples, in the calibration texts, and on random tokens."""
+"""Measure where attention heads look: in their examples, in the calibration texts, and on random tokens. It needs the
+model."""
 
 from __future__ import annotations
 
@@ -47,9 +48,9 @@ def attention_maps(model: Model, batch: Batch) -> dict[int, Tensor]:
     return {layer: weights.float().cpu() for layer, weights in zip(numbers, maps, strict=True) if layer in layers}
 
 
-def attended(model: Model, store: Store, head: Neuron, k: int | None = None) -> list[Example]:
-    """Return the first k examples (by default all) of a head with its attention at their tokens, and save it if the
-    store can be written. An image that is missing or has changed has none."""
+def add_attention(model: Model, store: Store, head: Neuron, k: int | None = None) -> list[Example]:
+    """Return the first k examples (by default all) of a head with its attention at their tokens. It is measured where
+    it is missing, and saved if the store can be written. An image that is missing or has changed has none."""
     examples, reading = store.examples(head, "+", k), reading_of(model, store.facts.all())
     if model.task.stacks != 1:
         return examples
@@ -88,14 +89,16 @@ def ensure_heads(model: Model, store: Store) -> None:
 
 
 def measured_heads(model: Model) -> dict[str, dict[str, dict[str, object]]]:
-    """Return shares, and kinds with induction -> name -> the mean attention of each head, by layer, and the control,
-    JSON-ready; empty for models of several stacks, images and short contexts, and those that return no attention."""
+    """Return "shares" and "kinds" -> name -> {"heads": the mean attention of each head, by layer, "control": a number}.
+
+    Empty for models of several stacks, images and short contexts, and for models that return no attention. JSON-ready.
+    """
     if model.task.stacks != 1 or not model.task.reads_text or model.context_length <= 2 * PERIOD:
         return {}
     rows = sorted(token_rows(model)[:TEXTS], key=len)
     parts = [[rows[number] for number in part] for part in model.batches(list(map(len, rows)), PASS_ROWS)]
     texts = ((part, _stacked(model, part)) for part in parts)
-    repeated, plain = (_stacked(model, ids) for ids in random_rows(model))
+    repeated, plain = (_stacked(model, ids) for ids in random_sequences(model))
     if not len(repeated):
         return {}
     measured = {"shares": text_shares(texts), "kinds": {"induction": induction_shares(repeated, plain)}}
@@ -108,7 +111,7 @@ def measured_heads(model: Model) -> dict[str, dict[str, dict[str, object]]]:
     }
 
 
-def random_rows(model: Model) -> tuple[list[list[int]], list[list[int]]]:
+def random_sequences(model: Model) -> tuple[list[list[int]], list[list[int]]]:
     """Return sequences of random tokens whose second half repeats the first, and the same with another first half; all
     begin with the token that begins a text."""
     special = model.special_ids()
@@ -141,7 +144,7 @@ def induction_shares(repeated: Tensor, plain: Tensor) -> tuple[Tensor, float]:
     """Return the mean attention (L, H) to the token after the earlier occurrence, and the largest that any head pays by
     chance: where nothing repeats, at distances about the period.
 
-    repeated, plain: attention (L, B, H, T, T) on the sequences of `random_rows`.
+    repeated, plain: attention (L, B, H, T, T) on the sequences of `random_sequences`.
     """
 
     def at(maps: Tensor, distance: int) -> Tensor:

@@ -10,10 +10,10 @@ from icebear.actmax import searching
 from icebear.actmax.atlas.atlas import atlas
 from icebear.actmax.atlas.saved_map import save_map, saved_drawing, saved_map
 from icebear.actmax.index import encoder as index_encoder
-from icebear.actmax.labels import null, sample
+from icebear.actmax.labels import nulls, sample
 from icebear.actmax.labels.auto import label_neurons
 from icebear.actmax.labels.descriptions import score_label
-from icebear.actmax.shipped.shipped_index import unpack
+from icebear.actmax.shipped.shipped_index import unpack_index
 from icebear.db.vectors import unit
 from icebear.values import stable_hash
 
@@ -41,17 +41,17 @@ def stores(tmp_path_factory):
     model.pieces = lambda ids: (pieces(ids)[0].strip(), *pieces(ids)[1:])  # as in a text, without a space at first
     with pytest.MonkeyPatch.context() as patch, open_store(folder / "a.db", create=True) as store:
         patch.setattr(sample, "SENTENCES", SENTENCES)
-        patch.setattr(null, "CONTROLS", 50)
+        patch.setattr(nulls, "CONTROLS", 50)
         patch.setattr(sample, "TOPICS", 6)
         patch.setattr(pack_index, "VECTOR_BYTES", 24)
         patch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
         build_index(model, read_corpus(str(folder / "t.txt")), store, k=pack_index.EXAMPLES)
         embed_examples(store, ENCODER)
-        label_neurons(model, store, store.neurons.all()[:40])
+        label_neurons(model, store, store.neurons.all_without_heads()[:40])
         label_neurons(model, store, [Neuron(0, "head", 1)])
         save_map(store, atlas(store))
         pack_index.pack(store, folder / "p.npz")
-        unpack(folder / "p.npz", model, folder / "b.db")
+        unpack_index(folder / "p.npz", model, folder / "b.db")
         with open_store(folder / "b.db") as again:
             yield model, store, again
 
@@ -83,8 +83,8 @@ def test_the_script_checks_every_part(stores):
 
 def test_labels_and_their_scores_come_back(stores):
     _, store, again = stores
-    neurons = store.neurons.in_order()
-    before, after = (s.labels.meanings(neurons) for s in (store, again))
+    neurons = store.neurons.all_with_heads()
+    before, after = (s.labels.automatic(neurons) for s in (store, again))
     assert before.keys() == after.keys()
     assert len(before) == 2 * 41
     assert {m.kind for m in before.values() if m.significant} >= {"topic", "tokens"}
@@ -105,7 +105,7 @@ def test_labels_and_their_scores_come_back(stores):
 def test_a_label_of_ones_own_is_scored_as_before_without_new_nulls(stores, monkeypatch):
     model, store, again = stores
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
-    monkeypatch.setattr(null, "controls", None)
+    monkeypatch.setattr(nulls, "null_draws", None)
     monkeypatch.setattr(index_encoder, "_load", lambda name, download: ENCODER)
     before, after = (score_label(model, s, WORD, "zebra") for s in (store, again))
     assert [(m.score, m.p) for m in before[:2]] == [(m.score, m.p) for m in after[:2]]  # of its words

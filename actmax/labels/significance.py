@@ -7,13 +7,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from icebear.records import Meaning
+from icebear.records import AutomaticLabel
 
 THRESHOLDS = {"token": 0.85, "sentence": 0.70, "pattern": 0.85}
 """The AUROC that a significant label has at least, by unit."""
+RATE = 0.05
 NOT_SCORED = "not labeled yet"
 NONE_PASSED = "no label passed"
-HELD_OUT = {
+HELD_OUT_GROUPS = {
     "hits": "Hits: maximally activating tokens where the label is true",
     "misses": "Misses: maximally activating tokens where the label is not true",
     "false_alarms": "False alarms: tokens with small activations where the label is true",
@@ -35,15 +36,20 @@ def margin(unit: str, score: Numbers) -> Numbers:
     return (score - 0.5) / (THRESHOLDS[unit] - 0.5)
 
 
-def benjamini_hochberg(p: Sequence[float], rate: float = 0.05) -> list[bool]:
-    """Return which hypotheses are rejected at this false discovery rate (Benjamini & Hochberg 1995)."""
+def auroc_at(unit: str, at_margin: float) -> float:
+    """Return the score that has this margin."""
+    return 0.5 + at_margin * (THRESHOLDS[unit] - 0.5)
+
+
+def benjamini_hochberg(p: Sequence[float]) -> list[bool]:
+    """Return which hypotheses are rejected at the false discovery rate `RATE` (Benjamini & Hochberg 1995)."""
     values = np.array(p, dtype=float)
     ranked = np.sort(values)
-    under = ranked[ranked <= rate * np.arange(1, len(values) + 1) / max(len(values), 1)]
+    under = ranked[ranked <= RATE * np.arange(1, len(values) + 1) / max(len(values), 1)]
     return (values <= under.max(initial=-1)).tolist()
 
 
-def most_significant(meanings: Iterable[Meaning]) -> list[Meaning]:
+def most_significant(meanings: Iterable[AutomaticLabel]) -> list[AutomaticLabel]:
     """Return the labels that are significant at a false discovery rate of 5 % among all, by decreasing margin."""
     tried = list(meanings)
     holding = [
@@ -52,7 +58,7 @@ def most_significant(meanings: Iterable[Meaning]) -> list[Meaning]:
     return sorted(holding, key=lambda m: (-margin(m.by, m.score), m.neuron, m.polarity))
 
 
-def label_title(meaning: Meaning | None) -> str:
+def label_title(meaning: AutomaticLabel | None) -> str:
     """Return the label with its score, or say that none was tried or that none is significant."""
     if meaning is None:
         return NOT_SCORED
@@ -62,7 +68,7 @@ def label_title(meaning: Meaning | None) -> str:
     return f"{meaning.text} ({meaning.score:.2f} by {meaning.by}{written})" if meaning.significant else NONE_PASSED
 
 
-def measured(meaning: Meaning) -> list[str]:
+def score_lines(meaning: AutomaticLabel) -> list[str]:
     """Return a line for the sentences where a significant label is true, for its score, and for the controls."""
     record, by = meaning.record, meaning.by
     if not record or not meaning.significant:

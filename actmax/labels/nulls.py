@@ -1,26 +1,21 @@
-"""Sides of neurons, and two nulls of their labels that repeat the choice: circularly shifted activations, and labels of
-other neurons."""
+"""Two nulls of labels that repeat the choice: circularly shifted activations, and labels of other neurons."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 
-from icebear.actmax.labels.choice import Candidates, Chosen, best_of, better_of, score_parts
+from icebear.actmax.labels.choice import Chosen, score_parts
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.meanings import THRESHOLDS
-from icebear.actmax.labels.patterns import best_patterns
-from icebear.actmax.labels.sample import Sample
-from icebear.actmax.labels.scores import TopActivations, label_truth, top_activations
+from icebear.actmax.labels.sides import Sides, true_share
+from icebear.actmax.labels.significance import auroc_at
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.models.model import Model
-from icebear.records import POLARITIES, Neuron
+from icebear.records import Neuron
 
 CONTROLS = 100
 """The number of random neurons that the nulls are made from."""
@@ -31,64 +26,7 @@ NEAR = 300
 NULL_NAMES = ("circular_shift", "other_neuron")
 
 
-@dataclass(frozen=True, eq=False)
-class Sides:
-    """P neurons, each at a polarity, in each part of the documents."""
-
-    names: Sequence[tuple[Neuron, str]]
-    """Neuron and polarity."""
-    fired: dict[str, TopActivations]
-    """part -> the activations in its sample; negated for polarity ``-``."""
-
-    @cached_property
-    def active(self) -> np.ndarray:
-        """(P,) whether a neuron is active at this polarity in each part."""
-        return np.all([fired.active for fired in self.fired.values()], axis=0)
-
-    @property
-    def candidates(self) -> list[Label]:
-        return [Label("topic", words) for words in self.fired["train"].sample.topics]
-
-    def best(self) -> list[Candidates]:
-        """Return the best label of each side by each unit, a topic or a token pattern; those of a side that is hardly
-        active say nothing."""
-        train, validation = self.fired["train"], self.fired["validation"]
-        topics, patterns = best_of(self.candidates, validation), best_patterns(train, validation)
-        return [
-            {**best, "pattern": pattern} if pattern else best for best, pattern in zip(topics, patterns, strict=True)
-        ]
-
-    def choose(self) -> list[Chosen]:
-        """Return the best label of each side."""
-        return [better_of(best, self.fired, row) for row, best in enumerate(self.best())]
-
-    def shifted(self, seed: str) -> Sides:
-        """Return the neurons with circularly shifted activations."""
-        generators = []
-        for neuron, polarity in self.names:
-            digest = hashlib.blake2b(f"{neuron} {polarity} {seed}".encode(), digest_size=16).digest()
-            generators.append(np.random.default_rng(list(digest)))
-        fired = {}
-        for part, top in self.fired.items():
-            count = top.values.shape[1]
-            steps = [int(generator.integers(count // 4, 3 * count // 4)) for generator in generators]
-            moved = [np.roll(row, step) for row, step in zip(top.values, steps, strict=True)]
-            fired[part] = top_activations(top.sample, np.array(moved))
-        return Sides(self.names, fired)
-
-
-def sides(samples: dict[str, Sample], neurons: Sequence[Neuron], activations: dict[str, np.ndarray]) -> Sides:
-    """Return both polarities of each neuron. activations: part -> (P, N)."""
-    names = [(neuron, polarity) for neuron in neurons for polarity in POLARITIES]
-    signs = np.array([[1], [-1]], dtype=np.float32)
-    fired = {}
-    for part, sample in samples.items():
-        values = activations[part][:, None, sample.counted] * signs  # (P, 2, C)
-        fired[part] = top_activations(sample, values.reshape(len(names), -1))
-    return Sides(names, fired)
-
-
-class Null(Protocol):
+class LabelNull(Protocol):
     """What the score of a label is compared with."""
 
     def thresholds(self, by: str, layer: int) -> dict[str, float]: ...
@@ -100,8 +38,8 @@ class Null(Protocol):
     def others(self, chosen: Chosen, layer: int, share: float) -> Sequence[Label]: ...
 
 
-class Nulls:
-    """The margins and labels of random neurons, see `controls`."""
+class RandomNeuronNulls:
+    """The margins and labels of random neurons, see `null_draws`."""
 
     def __init__(self, known: dict[str, Any]) -> None:
         self.known = known
@@ -109,15 +47,15 @@ class Nulls:
         self.layers = np.array([Neuron.parse(row["neuron"]).layer for row in known["labels"]])
         self.shares = np.array([row["share"] for row in known["labels"]])
         self.near = cache(self._near)
-        self.quantiles = cache(self._quantiles)
+        self.percentiles_95 = cache(self._percentiles_95)
 
     def is_significant(self, chosen: Chosen, layer: int) -> bool:
         """Return whether the score is at its threshold and above 95 % of each null."""
-        return chosen.margin >= 1 and all(chosen.margin > top for top in self.quantiles(layer).values())
+        return chosen.margin >= 1 and all(chosen.margin > top for top in self.percentiles_95(layer).values())
 
     def thresholds(self, by: str, layer: int) -> dict[str, float]:
         """Return these percentiles as AUROC. by: the unit."""
-        return {name: 0.5 + top * (THRESHOLDS[by] - 0.5) for name, top in self.quantiles(layer).items()}
+        return {name: auroc_at(by, top) for name, top in self.percentiles_95(layer).items()}
 
     def p_value(self, chosen: Chosen, layer: int) -> float:
         """Return the larger p value of the two nulls, never zero (Phipson & Smyth 2010)."""
@@ -149,7 +87,7 @@ class Nulls:
             near[name] = margins[np.argsort(np.abs(layers - layer), kind="stable")[:NEAR]]
         return near
 
-    def _quantiles(self, layer: int) -> dict[str, float]:
+    def _percentiles_95(self, layer: int) -> dict[str, float]:
         """Return the 95th percentile of each null; a null without draws has none."""
         return {name: float(np.quantile(null, 0.95)) for name, null in self.near(layer).items() if len(null)}
 
@@ -159,12 +97,12 @@ def random_neurons(model: Model, store: Store, seed: int, heads: bool) -> list[N
     if heads:
         every = [Neuron(layer, "head", head) for layer in model.layers_with("attn") for head in range(model.heads)]
         return [every[index] for index in sorted(np.random.default_rng(seed).permutation(len(every))[:CONTROLS])]
-    count = store.neurons.count()
+    count = store.neurons.count_without_heads()
     ids = np.random.default_rng(seed).choice(count, min(CONTROLS, count), replace=False)
     return list(store.neurons.of(sorted(ids.tolist())).values())
 
 
-def controls(drawn: Sides, seed: int) -> dict[str, Any]:
+def null_draws(drawn: Sides, seed: int) -> dict[str, Any]:
     """Return the labels of random neurons, and the layers and margins of both nulls.
 
     circular_shift: labels of their shifted activations. other_neuron: labels of other random neurons, scored on their
@@ -184,7 +122,7 @@ def controls(drawn: Sides, seed: int) -> dict[str, Any]:
         neuron, polarity = drawn.names[row]
         share = true_share(chosen.label, drawn)
         labels.append({**CONVERTER.unstructure(chosen), "neuron": str(neuron), "polarity": polarity, "share": share})
-    known = Nulls({"labels": labels})
+    known = RandomNeuronNulls({"labels": labels})
     others = [
         (layer, score_parts(other, chosen.by, drawn.fired, row).margin)
         for (row, chosen), label in zip(chosen_of, labels, strict=True)
@@ -192,8 +130,3 @@ def controls(drawn: Sides, seed: int) -> dict[str, Any]:
         for other in known.others(chosen, layer, label["share"])
     ]
     return {"labels": labels, "circular_shift": shifts, "other_neuron": others}
-
-
-def true_share(label: Label, sides: Sides) -> float:
-    """Return the share of validation tokens where the label is true."""
-    return float(label_truth([label], sides.fired["validation"].sample).tokens.mean())
