@@ -1,8 +1,9 @@
 """Pack an index of `wiki-summaries` for the index that comes with icebear: the strongest sentences, their vectors by a
 sentence encoder, labels with their scores, and the map.
 
-icebear index --limit 4000 --store wiki.db   # with its sentence encoder
+icebear index --store wiki.db   # with its sentence encoder
 icebear label --auto --all --store wiki.db
+icebear atlas --store wiki.db
 python benchmarks/pack_index.py wiki.db actmax/shipped/smollm2-135m.npz
 python benchmarks/pack_index.py wiki.db actmax/shipped/smollm2-135m.npz --check
 """
@@ -32,7 +33,7 @@ from icebear.models.loading.loading import load_model
 from icebear.paths import written
 from icebear.records import POLARITIES
 
-EXAMPLES = 6
+EXAMPLES = 18
 """The number of sentences of each side of a neuron; heads, which are few, have all."""
 VECTOR_BYTES = 48
 """The size of the vector of a sentence."""
@@ -228,12 +229,14 @@ def _sides(store: Store) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _overlap(before: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray]) -> float:
-    """Return the share of the ten nearest rows, by cosine less the mean, that are the same; of 1,000 random rows."""
+    """Return the share of the ten nearest rows, by cosine less the mean, that are the same; of 1,000 random rows. Of
+    sentences, a packed index has those that are examples."""
+    shared, *numbers = np.intersect1d(before[0], after[0], assume_unique=True, return_indices=True)
+    drawn = np.random.default_rng(0).choice(len(shared), min(1000, len(shared)), replace=False)
     nearest = []
-    for ids, vectors in (before, after):
-        rows = vectors[np.argsort(ids)].astype(np.float32)
+    for (_, vectors), of_shared in zip((before, after), numbers, strict=True):
+        rows = vectors[of_shared].astype(np.float32)
         rows = unit(rows - rows.mean(0))
-        drawn = np.random.default_rng(0).choice(len(rows), min(1000, len(rows)), replace=False)
         cosines = rows[drawn] @ rows.T
         cosines[np.arange(len(drawn)), drawn] = -1
         nearest.append(np.argpartition(-cosines, 10, axis=1)[:, :10])

@@ -187,15 +187,15 @@ class ExampleTables:
         return [_example(row) for row in rows]
 
     @reads
-    def columns(self) -> np.recarray:
+    def columns(self, strongest: int = 1 << 30) -> np.recarray:
         """Return the examples (E,) with `key` (2 * neuron id + (polarity is -)), `rank`, `sentence`, `token` and
-        `activation`, in order of key and rank."""
+        `activation`, in order of key and rank; of each side so many of the strongest."""
         query = (
-            "SELECT 2 * neuron + polarity, rank, sentence, token, activation FROM examples "
+            "SELECT 2 * neuron + polarity, rank, sentence, token, activation FROM examples WHERE rank < ? "
             "ORDER BY neuron, polarity, rank"
         )
         types = [*((name, "i8") for name in ("key", "rank", "sentence", "token")), ("activation", "f8")]
-        return np.fromiter(self.file.database.execute(query), dtype=types).view(np.recarray)
+        return np.fromiter(self.file.database.execute(query, [strongest]), dtype=types).view(np.recarray)
 
     @reads
     def matching(self, query: str, sides: int) -> np.ndarray:

@@ -19,6 +19,8 @@ from icebear.values import check_int, one_of
 
 MATCHING = 50
 """Sentences with the words whose mean vector the examples of a neuron are compared with."""
+STRONGEST = 6
+"""Sentences of each side whose meaning a text is compared with: those that a card shows first."""
 NEAR = {"writes": "w_out", "reads": "w_in", "examples": "examples"}
 """The comparison of neurons -> the vector index."""
 CHANCE_NEURONS = 20
@@ -69,15 +71,20 @@ def by_words(store: Tables, text: str, k: int = 20, text_vector: np.ndarray | No
     sides = 2 * store.count("neurons")
     counts, totals = store.example_tables.matching(query, sides), store.example_tables.totals(sides)
     outputs, least = _by_output(store, words), store.controls.get("outputs") or math.inf
-    sentences, labels = _by_sentences(store, query, text_vector), _by_labels(store, words)
+    labels, least_about = _by_labels(store, words), math.inf
+    if text_vector is None:
+        sentences = _by_sentences(store, query)
+    else:
+        sentences, least_about = _by_meaning(store, text_vector, sides)
     chance = totals * (store.sentences.count(query) / store.count("sentences"))
     scores: np.ndarray = (counts - chance) / np.sqrt(chance + 1) + sentences + OUTPUT * outputs
     for side, (_, z) in labels.items():
         scores[side] += z
+    if text_vector is not None and len(words) > 1:
+        scores = sentences
     matched = counts > 0
     matched[list(labels)] = True
-    about = sentences > (math.inf if text_vector is None else _largest_by_chance(store, text_vector, sides))
-    matched |= about
+    matched |= sentences > least_about
     alone = ~matched & (outputs > least) & (totals > 0)
 
     def hit(side: int) -> Hit:
@@ -192,25 +199,27 @@ def _by_output(store: Tables, words: list[str]) -> np.ndarray:
     return np.stack((z, -z), 1).ravel()
 
 
-def _by_sentences(store: Tables, query: str, text_vector: np.ndarray | None) -> np.ndarray:
-    """Return how similar the examples of each side are to the text, or else to sentences with the words, as z over
-    random sentences."""
-    rows = (
-        store.sentence_vectors(store.sentences.matching(query, MATCHING))[1]
-        if text_vector is None
-        else text_vector[None]
-    )
+def _by_sentences(store: Tables, query: str) -> np.ndarray:
+    """Return how similar the examples of each side are to sentences with the words, as z over random sentences."""
+    rows = store.sentence_vectors(store.sentences.matching(query, MATCHING))[1]
     mean = store.vectors.standardized(rows).mean(0) if len(rows) else np.zeros(0)
     return store.vectors.z("examples", mean)
 
 
-def _largest_by_chance(store: Tables, text_vector: np.ndarray, sides: int) -> float:
-    """Return the largest z (`_by_sentences`) of as many random sets of sentences as there are sides."""
+def _by_meaning(store: Tables, text_vector: np.ndarray, sides: int) -> tuple[np.ndarray, float]:
+    """Return how similar the strongest sentences of each side are to the text, as z over random sentences; and the
+    largest z of as many random sets of sentences as there are sides."""
+    ids, rows = store.sentence_vectors()
+    order = np.argsort(ids)
     query = vectors.unit(store.vectors.standardized(text_vector[None]))[0]
-    similar = store.vectors.standardized(store.sentence_vectors()[1]) @ query
-    size, generator = int(store.facts.get("k")), np.random.default_rng(0)
-    sums = sum(similar[generator.integers(len(similar), size=sides)] for _ in range(size))
-    return float(np.max(sums)) / math.sqrt(size) / store.controls.get(DEVIATION)
+    similar = (store.vectors.standardized(rows) @ query)[order]
+    examples = store.example_tables.columns(STRONGEST)
+    of_examples = similar[np.searchsorted(ids[order], examples.sentence)]
+    sums = np.bincount(examples.key, of_examples, sides)
+    counts, deviation = np.bincount(examples.key, minlength=sides), store.controls.get(DEVIATION)
+    size, generator = min(STRONGEST, int(store.facts.get("k"))), np.random.default_rng(0)
+    drawn = sum(similar[generator.integers(len(similar), size=sides)] for _ in range(size))
+    return sums / np.sqrt(counts.clip(min=1)) / deviation, float(np.max(drawn)) / math.sqrt(size) / deviation
 
 
 def _by_labels(store: Tables, words: list[str]) -> dict[int, tuple[str, float]]:

@@ -303,7 +303,8 @@ def embedded(store, tmp_path):
 
 
 def test_a_text_finds_the_neurons_whose_examples_are_about_it(embedded):
-    """Against the definition: the mean inner product of the text with the examples, relative to as many random ones."""
+    """Against the definition: the mean inner product of the text with the strongest sentences, relative to as many
+    random ones."""
     encoder = TopicEncoder("topics", "1", None, None)
     ids, rows = embedded.sentences.vectors(table="embeddings")
     rows = rows.astype(float) - rows.astype(float).mean(0)
@@ -311,19 +312,24 @@ def test_a_text_finds_the_neurons_whose_examples_are_about_it(embedded):
     similar, deviation = dict(zip(ids.tolist(), rows @ query, strict=True)), (rows @ unit(rows).T).std()
     expected = {}
     for neuron, polarity in itertools.product(embedded.neurons.all_without_heads(), "+-"):
-        examples = [similar[example.sentence.id] for example in embedded.examples(neuron, polarity)]
+        examples = [similar[example.sentence.id] for example in embedded.examples(neuron, polarity, search.STRONGEST)]
         expected[neuron, polarity] = np.mean(examples) * np.sqrt(len(examples)) / deviation if examples else 0.0
-    z = search._by_sentences(embedded, "", encoder.vector("melody"))[: len(expected)]
+    z = search._by_meaning(embedded, encoder.vector("melody"), 2 * embedded.count("neurons"))[0][: len(expected)]
     assert z == pytest.approx(list(expected.values()), abs=0.05)
     assert search.absent_words(embedded, "melody") == ["melody"]
     assert not [hit for hit in embedded.search("melody", 60) if hit.by == "sentences"]
     hits = {(h.neuron, h.polarity) for h in search.by_words(embedded, "melody", 60, encoder.vector("melody"))}
     seed = np.random.default_rng(1)
-    largest = max(seed.choice(list(similar.values()), 8).sum() / np.sqrt(8) / deviation for _ in expected)
+    largest = max(seed.choice(list(similar.values()), 6).sum() / np.sqrt(6) / deviation for _ in expected)
     clear = {side for side, value in expected.items() if value > 1.3 * largest}
     assert (DETECTOR, "+") in clear
     assert clear <= hits
     assert not hits & {side for side, value in expected.items() if value < largest / 1.3}
+    ordered = [h for h in search.by_words(embedded, "melody tune", 60, encoder.vector("melody")) if h.by == "sentences"]
+    assert [h.score for h in ordered] == sorted((h.score for h in ordered), reverse=True)
+    assert {(h.neuron, h.polarity): h.score for h in ordered}.items() <= dict(
+        zip(expected, z.tolist(), strict=True)
+    ).items()
     noise = np.float32([0, 0, *np.random.default_rng(0).standard_normal(40)])
     nothing = search.by_words(embedded, "nothing", 60, embedded.facts.get("encoder")["center"] + noise)
     assert not [hit for hit in nothing if hit.by == "sentences"]
