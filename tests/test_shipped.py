@@ -294,7 +294,7 @@ def test_a_search_reads_the_index_of_the_model_that_is_named(verbs):
 
 def test_a_command_of_other_weights_asks_for_an_index(verbs, home, monkeypatch):
     other = Model(random_model(LLAMA, dtype=torch.float32, seed=1).net, home[1].tokenizer, "a")
-    monkeypatch.setattr("icebear.load_model", lambda *_, **__: other)
+    monkeypatch.setattr("icebear.app.cli.options.ModelOptions.load", lambda *_: other)
     failed = verbs("search", "bear")
     assert failed.exit_code == 1
     assert "icebear index" in failed.stderr
