@@ -106,6 +106,8 @@ class Stages(StageRecord):
         """
         if self.model is None or not self.heads:
             raise InputError("These stages have no heads that could be measured on other prompts.")
+        if any(pair.batch.images is not None for pair in self.pairs):
+            raise InputError("Stages of prompts with an image are not measured on other prompts.")
         target = self.target.id if target is None else target
         contrast = self.contrast.id if contrast is None and self.contrast else contrast
         answers = (likelier_form(self.model, prompt, answer) for answer in (target, contrast))
