@@ -531,13 +531,13 @@ def test_stages_compare_two_texts_about_the_same_image(smolvlm):
     """The passes of stages read the image: with everything free they give the logits of the prompts."""
     model, folder = smolvlm
     image = str(folder / "bear.png")
-    options = {"counterfactual": "what is that", "image": image}
-    result = attribute(model, "what is this", 3, contrast=4, **options)
+    options = {"counterfactual": "what is that ?", "image": image}
+    result = attribute(model, "what is this ?", 3, contrast=4, **options)
     pair = PatchedPair(model, result.counterfactual.pairs[0])
     assert isinstance(pair.passes, CompletePasses)
     assert pair.ends[0] - pair.ends[1] == pytest.approx(result.conservation().target, abs=1e-4)
     explanation = explain(model, result)
     assert explanation.stages.without is not None
     assert "Stages compare" in why_no_stages(
-        model, attribute(model, "what is this", 3, contrast=4, image=image, counterfactual_image="blur")
+        model, attribute(model, "what is this ?", 3, contrast=4, image=image, counterfactual_image="blur")
     )
