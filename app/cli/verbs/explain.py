@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from icebear.concepts.attribution.cases import Case
 
 OF_SOURCES = (
-    "prompt chat system messages template_option sources units span answer max_new_tokens checkpoint html claim"
+    "prompt image chat system messages template_option sources units span answer max_new_tokens checkpoint html claim"
 )
 """Options that act on the measurement of sources."""
 WAYS = "--counterfactual for your own, --no-counterfactual for none"
@@ -258,7 +258,7 @@ def _explain_sources(options: Options, model: icebear.Model, arguments: dict[str
     measured = measured_sources(model, answer, units=options.units or "sentence", span=chosen, checkpoint=checkpoint)
     write_page(options.html, measured.to_html)
     document, tables = measured.to_dict(), [probabilities(answer), "", screen(source_lines(measured))]
-    if options.json or options.details:
+    if options.details or (options.json and answer.image is None):
         parts, reports = _breakdown(options, model, arguments)
         document, tables = {**parts, **document}, [*tables, *reports]
     show(options.json, document, *tables, names=options.names)
@@ -330,8 +330,8 @@ def _checked(options: Options) -> AttributionOptions:
         raise click.UsageError("--answer is a message of a conversation; give --messages FILE.")
     if options.png and not attribution.image:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
-    if options.sources and attribution.image:
-        raise click.UsageError("--sources measures a context of texts; leave out --image.")
+    if options.sources and attribution.alone:
+        raise click.UsageError("--sources measures an answer to a text; give a PROMPT with --image.")
     if options.sources and options.units == "word":
         raise click.UsageError("--sources removes sentences, messages or documents; give one of these as --units.")
     if options.details and not options.sources:
