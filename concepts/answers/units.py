@@ -203,7 +203,7 @@ def matrix(
 
 def answer_batch(model: Model, ids: list[int], image: PromptImage | None) -> Batch:
     """Return the tokens of a prompt and its answer, with the image that the prompt is about."""
-    return replace(model.read_ids([ids]), images=image and (image,))
+    return replace(model.read_ids([ids]), images=(image,) if image else None)
 
 
 def span_relevance(
@@ -220,7 +220,8 @@ class _SpanLogits(Target):
     """For each span the sum of the logits of its tokens, each where it is predicted."""
 
     def __init__(self, batch: Batch, spans: Sequence[tuple[int, int]]) -> None:
-        self.batch, self.spans = batch, spans
+        self.batch: Batch = batch
+        self.spans = spans
 
     def numbers(self, model: Model) -> list[Tensor]:
         ids, start = self.batch.row_ids(0), min(start for start, _ in self.spans)
