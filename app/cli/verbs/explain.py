@@ -108,6 +108,8 @@ def explain(options: Options) -> None:
     if options.file:
         return _explain_task(options.file, options)
     attribution = _checked(options)
+    if attribution.image and not attribution.alone and _explain_similarity(options):
+        return None
     model, arguments = attribution.load_for_attribute(options.model, options.answer)
     if options.sources:
         return _explain_sources(options, model, arguments)
@@ -283,6 +285,26 @@ def _breakdown(options: Options, model: icebear.Model, arguments: dict[str, Any]
     document = {**explanation.to_dict(), "answer": answer.text, "ended": answer.ended, "answer_tokens": rows}
     document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
     return document, [explanation_report(explanation), origins_report(origins), matrix_report(sentences)]
+
+
+def _explain_similarity(options: Options) -> bool:
+    """Explain the similarity of a text and an image, if the model has a tower for each; return whether it has."""
+    from icebear.concepts.similarity import TwoTowers, has_two_towers, similarity
+
+    if not has_two_towers(options.model.model):
+        return False
+    prompt = options.attribution.prompt.prompt
+    if prompt is None or not _only_named(options, "prompt image html png json names"):
+        raise click.UsageError(
+            f"{options.model.model} has a text tower and an image tower, whose similarity takes PROMPT, --image, "
+            "--html, --png and --json; leave out the other options."
+        )
+    with waiting("Explaining the similarity"):
+        result = similarity(TwoTowers.load(options.model.model), prompt, options.attribution.image)
+    write_page(options.html, result.to_html)
+    write_page(options.png, result.image.png)
+    show(options.json, result.to_dict(), str(result), names=options.names)
+    return True
 
 
 def _explain_task(file: str, options: Options) -> None:
