@@ -80,9 +80,9 @@ class RealIntegers(TorchDispatchMode):
         if tensors and not is_fake:
             return func(*args, **kwargs)
         with self.shapes:
-            made = func(*args, **kwargs)
-        is_new = not tensors and isinstance(made, Tensor) and not made.is_floating_point()
-        return func(*args, **kwargs) if is_new else made
+            shaped = func(*args, **kwargs)
+        is_new = not tensors and isinstance(shaped, Tensor) and not shaped.is_floating_point()
+        return func(*args, **kwargs) if is_new else shaped
 
 
 def _positions(index: Tensor | None) -> list[Tensor | None]:

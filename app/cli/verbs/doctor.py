@@ -25,10 +25,11 @@ class Options:
     json: bool
     checksum: str | None = option("Print only the checksum of the results in this store.", type="file", advanced=True)
     tokens: int | None = option(
-        "Load no weights; estimate from the configuration whether a prompt of so many tokens fits in memory.",
+        "Load no weights; estimate from the configuration whether a prompt of so many tokens, with --image, fits in "
+        "memory.",
         type="count",
     )
-    image: str | None = option("With --tokens, the prompt is about this image, too.", type="file", advanced=True)
+    image: str | None
     model: ModelOptions
 
 
