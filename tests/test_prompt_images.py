@@ -394,7 +394,7 @@ def test_the_command_prints_map_shares_and_remainder(smolvlm, tmp_path):
         (["what", "--image", "{folder}/bear.png", "--counterfactual-image", "mask:a.png"], 1, "mask"),
         (["what", "--image", "{folder}/bear.png", "--method", "pa-lrp"], 1, "attnlrp"),
         (["what", "--image", "{folder}/bear.png", "--base-model", "{folder}"], 1, "base model"),
-        (["what", "--image", "{folder}/bear.png", "--sources"], 2, "--image"),
+        (["--image", "{folder}/bear.png", "--sources"], 2, "PROMPT"),
     ],
 )
 def test_mistakes_are_said(smolvlm, words, code, message):
