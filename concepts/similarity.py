@@ -68,7 +68,7 @@ class TwoTowers:
             raise ModelError(f"icebear explains similarities of {' and '.join(KINDS)} with both towers, not of {kind}.")
 
     @classmethod
-    def load(cls, name: str, dtype: torch.dtype = torch.float32) -> TwoTowers:
+    def load(cls, name: str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> TwoTowers:
         """Load a folder or a hub id. Raises `ModelError`."""
         import transformers
 
@@ -80,7 +80,7 @@ class TwoTowers:
                 raise ModelError(f"{name} ({config.model_type}) has not two towers; icebear explains {KINDS}.")
             net = transformers.AutoModel.from_pretrained(name, dtype=dtype, use_safetensors=True)
             tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-        return cls(net.eval(), tokenizer, image_processor(name, {}), name)
+        return cls(net.to(device).eval(), tokenizer, image_processor(name, {}), name)
 
     def text_ids(self, text: str | Sequence[int]) -> list[int]:
         """Return the token ids of a text. Raises `InputError`."""

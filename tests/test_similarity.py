@@ -218,8 +218,9 @@ def test_the_command_explains_a_similarity(tmp_path):
     assert Image.open(pages[1]).size == (448, 448)
     shown = CliRunner().invoke(main, command)
     assert "Similarity" in shown.stdout
-    refused = CliRunner().invoke(main, [*command, "--counterfactual", "a"])
-    assert refused.exit_code == 2
+    for other in (["--counterfactual", "a"], ["--bits", "8"], ["--span", "0:1"]):
+        assert CliRunner().invoke(main, [*command, *other]).exit_code == 2
+    assert CliRunner().invoke(main, [*command, "--dtype", "bfloat16"]).exit_code == 0
 
 
 def test_other_models_are_refused_by_name(tiny_folder):

@@ -290,17 +290,21 @@ def _breakdown(options: Options, model: icebear.Model, arguments: dict[str, Any]
 def _explain_similarity(options: Options) -> bool:
     """Explain the similarity of a text and an image, if the model has a tower for each; return whether it has."""
     from icebear.concepts.similarity import TwoTowers, has_two_towers, similarity
+    from icebear.models.loading.loading import device_of, dtype_of
 
     if not has_two_towers(options.model.model):
         return False
     prompt = options.attribution.prompt.prompt
-    if prompt is None or not _only_named(options, "prompt image html png json names"):
+    not_taken = map(named, ("device_map", "bits", "attention", "trust_remote_code", "config"))
+    if prompt is None or any(not_taken) or not _only_named(options, "prompt image html png json names"):
         raise click.UsageError(
             f"{options.model.model} has a text tower and an image tower, whose similarity takes PROMPT, --image, "
-            "--html, --png and --json; leave out the other options."
+            "--html, --png, --json, --device and --dtype; leave out the other options."
         )
     with waiting("Explaining the similarity"):
-        result = similarity(TwoTowers.load(options.model.model), prompt, options.attribution.image)
+        device = device_of(options.model.device)
+        towers = TwoTowers.load(options.model.model, dtype_of(options.model.dtype, device), device)
+        result = similarity(towers, prompt, options.attribution.image)
     write_page(options.html, result.to_html)
     write_page(options.png, result.image.png)
     show(options.json, result.to_dict(), str(result), names=options.names)
