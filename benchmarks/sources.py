@@ -234,7 +234,7 @@ def relevance(model: Model, request: SourcesRequest) -> np.ndarray:
     """CP-LRP, summed by source."""
     answer, [(start, stop)] = request.answer, request.spans
     begins = len(answer.prompt_ids)
-    values = span_relevance(model, answer.before(stop), [(begins + start, begins + stop)], CP_LRP)[0]
+    values = span_relevance(model, model.read_ids([answer.before(stop)]), [(begins + start, begins + stop)], CP_LRP)[0]
     return by_source(request, values)
 
 
@@ -319,7 +319,7 @@ def injected(model: Model, item: bipia.Item) -> dict[str, Any]:
     prompt, answer = model.ids(bipia.chat(model, item.user())), [*changed.prefix, changed.target]
     spans = bipia.span_tokens(model, item)
     begins = len(prompt) + len(changed.prefix)
-    values = span_relevance(model, [*prompt, *answer], [(begins, begins + 1)], CP_LRP)[0]
+    values = span_relevance(model, model.read_ids([[*prompt, *answer]]), [(begins, begins + 1)], CP_LRP)[0]
     sums = np.array([values[list(tokens)].sum().item() for tokens in spans])
     chosen = np.argsort(-sums, kind="stable")[:REMOVED].tolist()
     left = [prompt, *(model.ids(bipia.chat(model, item.user(number))) for number in chosen)]

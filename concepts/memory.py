@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from icebear.lrp.linear_rules import Rules
 from icebear.models.batch import Batch
 from icebear.models.loading.fake import fake_model
 from icebear.models.model import Model
+from icebear.models.prompt_image import PromptImage
 
 KEPT = 100
 """The neurons of ``keep="top"``."""
@@ -37,6 +38,9 @@ class Need:
     """Beyond the weights, on the device of the model."""
     result: int
     """On the device while `PARTS` times its size is free there, else in the memory of the computer."""
+
+    tokens: int
+    """Of the prompt, with those of its image."""
 
     def fits(self, weights: int, device: torch.device) -> bool:
         """Return whether it fits now, with the bytes of the weights."""
@@ -64,21 +68,34 @@ def _sites(model: Model) -> list[str]:
     return [site for site in SITES if site in model.sites]
 
 
-def memory_needs(name: str, tokens: int, dtype: torch.dtype, trust_remote_code: bool = False) -> tuple[int, list[Need]]:
-    """Return the bytes of a model's weights, and what explanations of a prompt of so many tokens take."""
+def memory_needs(
+    name: str, tokens: int, dtype: torch.dtype, trust_remote_code: bool = False, image: Any = None
+) -> tuple[int, list[Need]]:
+    """Return the bytes of a model's weights, and what explanations of a prompt of so many tokens of text take. image:
+    what the prompt is about, too (see `fake_model`)."""
     needs = []
-    with fake_model(name, dtype, trust_remote_code) as model:
+    with fake_model(name, dtype, trust_remote_code, image) as (model, read):
         storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in model.net.parameters()}
         for what, rules, rows, recorder_of in COMPUTATIONS:
-            ids = torch.zeros(rows, tokens, dtype=torch.long)
-            batch = Batch(ids, torch.ones_like(ids), (tokens,) * rows)
+            batch = _batch(model, tokens, rows, read)
             with Allocated(set(storages)) as allocated:
                 recorder = recorder_of(model, batch)
                 recorders = [Inputs(), *([recorder] if recorder else [])]
                 forward_backward(model, _FirstToken(batch), recorders, rules)
             result = sum(x.untyped_storage().nbytes() for x in _kept(recorder))
-            needs.append(Need(what, allocated.most - result, result))
+            needs.append(Need(what, allocated.most - result, result, batch.lengths[0]))
     return sum(storages.values()), needs
+
+
+def _batch(model: Model, tokens: int, rows: int, image: PromptImage | None) -> Batch:
+    """Return prompts of so many tokens of text, after those of an image."""
+    text = torch.zeros(rows, tokens, dtype=torch.long)
+    if image is None:
+        return Batch(text, torch.ones_like(text), (tokens,) * rows)
+    shown = torch.ones(rows, image.count, dtype=torch.long) * model.net.config.image_token_id
+    ids = torch.cat((shown, text), 1)
+    prompt = replace(image, prompt_length=ids.shape[1])
+    return Batch(ids, torch.ones_like(ids), (ids.shape[1],) * rows, images=(prompt,) * rows)
 
 
 def _kept(recorder: Recorder | None) -> list[Tensor]:
@@ -95,7 +112,10 @@ class _FirstToken(Target):
         self.batch: Batch = batch
 
     def numbers(self, model: Model) -> Tensor:
-        return model.net(input_ids=self.batch.ids, use_cache=False, logits_to_keep=1).logits[:, 0, 0]
+        options = {"use_cache": False, "logits_to_keep": 1}
+        if self.batch.images:
+            return model.task.forward(model, self.batch, **options).logits[:, 0, 0]
+        return model.net(input_ids=self.batch.ids, **options).logits[:, 0, 0]
 
 
 class Allocated(TorchDispatchMode):

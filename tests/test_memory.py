@@ -3,17 +3,19 @@
 import json
 from pathlib import Path
 
+import pictured
 import pytest
 import torch
 from configurations import PUBLISHED
+from PIL import Image
 from test_cli import RUN, main, run
-from transformers import BertConfig, LlamaConfig
+from transformers import AutoModelForImageTextToText, BertConfig, LlamaConfig
 
 from icebear import load_model
 from icebear.concepts.memory import COMPUTATIONS, Allocated, memory_needs
 from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.storage import memory_at_hand
-from icebear.errors import ModelError
+from icebear.errors import InputError, ModelError
 
 
 def test_what_is_freed_does_not_count_any_more():
@@ -85,3 +87,33 @@ def test_the_command_loads_no_weights(tiny_folder, tmp_path):
     with pytest.raises(ModelError):
         memory_needs(str(tmp_path), 8, torch.float32)
     assert RUN.invoke(main, ["doctor", "--model", str(tmp_path), "--tokens", "8"]).exit_code == 1
+
+
+@pytest.mark.parametrize("kind", list(pictured.CONFIGS))
+def test_the_tokens_and_the_tower_of_an_image_count(kind, tmp_path):
+    """An image takes what its tokens take, and its vision tower: against a text of as many tokens."""
+    config = pictured.CONFIGS[kind]
+    config.architectures = [AutoModelForImageTextToText._model_mapping[type(config)].__name__]
+    config.save_pretrained(tmp_path)
+    count, name = pictured.TOKENS[kind], str(tmp_path)
+    weights, needs = memory_needs(name, 20, torch.float32, image=pictured.pixels(kind, dtype=torch.float32))
+    same, of_text = memory_needs(name, 20 + count, torch.float32)
+    assert weights == same
+    assert {need.tokens for need in (*needs, *of_text)} == {20 + count}
+    assert [need.result for need in needs] == [need.result for need in of_text]
+    assert all(need.in_pass > text.in_pass for need, text in zip(needs, of_text, strict=True))
+
+
+def test_the_command_counts_the_tokens_of_an_image(tmp_path):
+    folder = pictured.save("smolvlm", tmp_path)
+    Image.new("RGB", (80, 40), "white").save(tmp_path / "white.png")
+    options = ("doctor", "--model", str(folder), "--tokens", "20", "--image", str(tmp_path / "white.png"))
+    document = json.loads(run(*options, "--json"))
+    assert {row["tokens"] for row in document["needs"]} == {20 + 3 * pictured.TOKENS["smolvlm"]}  # two tiles, and all
+    assert "20 tokens of text and 12 of the image" in run(*options)
+
+
+def test_an_image_is_refused_where_none_is_read(tiny_folder):
+    with pytest.raises(InputError, match="image"):
+        memory_needs(tiny_folder, 8, torch.float32, image=torch.zeros(3, 8, 8))
+    assert RUN.invoke(main, ["doctor", "--model", tiny_folder, "--image", "white.png"]).exit_code == 2

@@ -12,12 +12,14 @@ from conftest import Double
 from PIL import Image, ImageDraw
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
-from icebear import Chat, Model, attribute, circuit, load_model
+from icebear import Chat, Model, attribute, circuit, explain, load_model
 from icebear.app.cli.main import main
 from icebear.concepts.image_laws import image_laws, misplaced, pixel_blocks
 from icebear.concepts.nodes.image_shares import image_shares
 from icebear.concepts.nodes.patch_controls import patch_controls
 from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.patched_pair import CompletePasses, PatchedPair
+from icebear.concepts.stages.stages import why_no_stages
 from icebear.errors import InputError, ModelError
 from icebear.models.objective import objective_of
 from icebear.models.parts.vision import VISION
@@ -392,7 +394,7 @@ def test_the_command_prints_map_shares_and_remainder(smolvlm, tmp_path):
         (["what", "--image", "{folder}/bear.png", "--counterfactual-image", "mask:a.png"], 1, "mask"),
         (["what", "--image", "{folder}/bear.png", "--method", "pa-lrp"], 1, "attnlrp"),
         (["what", "--image", "{folder}/bear.png", "--base-model", "{folder}"], 1, "base model"),
-        (["what", "--image", "{folder}/bear.png", "--sources"], 2, "--image"),
+        (["--image", "{folder}/bear.png", "--sources"], 2, "PROMPT"),
     ],
 )
 def test_mistakes_are_said(smolvlm, words, code, message):
@@ -523,3 +525,19 @@ def test_a_tower_whose_first_patch_is_left_out_is_refused(monkeypatch):
     monkeypatch.setitem(pictured.CONFIGS, "llava", type(config)(**{**config.to_dict(), "vision_config": sizes}))
     with pytest.raises(InputError, match="first patch"):
         attribute(pictured.made("llava"), pictured.prompt("llava"), sites=())
+
+
+def test_stages_compare_two_texts_about_the_same_image(smolvlm):
+    """The passes of stages read the image: with everything free they give the logits of the prompts."""
+    model, folder = smolvlm
+    image = str(folder / "bear.png")
+    options = {"counterfactual": "what is that ?", "image": image}
+    result = attribute(model, "what is this ?", 3, contrast=4, **options)
+    pair = PatchedPair(model, result.counterfactual.pairs[0])
+    assert isinstance(pair.passes, CompletePasses)
+    assert pair.ends[0] - pair.ends[1] == pytest.approx(result.conservation().target, abs=1e-4)
+    explanation = explain(model, result)
+    assert explanation.stages.without is not None
+    assert "Stages compare" in why_no_stages(
+        model, attribute(model, "what is this ?", 3, contrast=4, image=image, counterfactual_image="blur")
+    )

@@ -18,6 +18,7 @@ from icebear.concepts.answers.removals import Removals
 from icebear.concepts.answers.sources import effect_of_source
 from icebear.models.text.answer import Answer
 from icebear.models.text.context import Context
+from icebear.models.text.prompts import Prompt
 from icebear.models.text.splitting import bounds_of, covering, removed
 
 FACTS = "Ann is in Rome. Tom is in Oslo. A dog ran. It was cold.\nSnow fell. Eve sang. I sat. He ate. Ned ran. "
@@ -267,7 +268,7 @@ def by_hand(monkeypatch, log_probability, text=SEVEN):
 
     def passes(self, prompts):
         for index, prompt in enumerate(prompts):
-            yield index, torch.tensor([log_probability("".join(self.model.pieces(prompt)))])
+            yield index, torch.tensor([log_probability("".join(self.model.pieces(prompt.ids)))])
 
     def order(self, checkpoint):
         self.relevance = -torch.arange(len(self.request.sources))[None].float()
@@ -342,7 +343,8 @@ def test_a_removal_that_the_template_refuses_is_left_out(monkeypatch):
     refused, ids = [], Model.ids
 
     def strict(self, prompt):
-        if isinstance(prompt, Chat) and len(prompt.messages[-1]["content"]) < 40:
+        chat = Prompt.of(prompt).chat
+        if chat and len(chat.messages[-1]["content"]) < 40:
             refused.append(prompt)
             raise InputError("The chat template refuses these messages.")
         return ids(self, prompt)

@@ -436,8 +436,8 @@ def answered(model: icebear.Model, prompt: Any, count: int, image: str | None = 
     from icebear.models.text.prompts import Prompt
 
     prompt = Prompt.of(prompt)
-    prompt = with_image(model, prompt if image is None else replace(prompt, image=image))
-    return model.answer(prompt, min(count, model.context_length - len(model.ids(prompt))))
+    read = with_image(model, prompt if image is None else replace(prompt, image=image))
+    return model.answer(replace(prompt, image=read.image), min(count, model.context_length - len(model.ids(read))))
 
 
 def recorded(site: str | None, top: int, position: Any) -> dict[str, Any]:

@@ -82,6 +82,8 @@ def _messages(answer: Answer) -> Messages:
     if answer.question is None:
         raise InputError("A claim of a source is about an answer to a chat; add --chat.")
     messages = answer.question.messages
+    if answer.image is not None:
+        raise InputError("A claim of a source is about a conversation of texts; explain this answer without --claim.")
     if answer.question.template or any(message.get("tool_calls") for message in messages):
         raise InputError("A claim is about a conversation of texts; leave out calls of tools and template options.")
     return tuple({"role": message["role"], "content": message["content"]} for message in messages)

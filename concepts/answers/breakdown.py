@@ -114,6 +114,8 @@ def source_breakdown(
     if counterfactual is not None and contrast is not None:
         raise InputError("Give a counterfactual or a contrast, not both.")
     answer.check(model)
+    if answer.image is not None:
+        raise InputError("A source breakdown is of texts; measure an answer about an image by `sources`.")
     start, stop = answer.token_range(span)
     options: dict[str, Any] = {"number": number if contrast is None else None, "checkpoint": checkpoint}
     relevance = attribute(model, answer, contrast=contrast, span=(start, stop), method=CP_LRP, sites=(), **options)

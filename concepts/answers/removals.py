@@ -4,7 +4,8 @@
 2. A single cache holds keys and values of the last prompt. It is cut where the next one differs, and what comes behind
    is read: no token is read twice behind the same beginning.
 3. A model whose cache cannot be cut, because it keeps a state or a window, reads each prompt from its beginning; this
-   is measured with a few tokens. So is a prompt that is so long that positions depend on its length.
+   is measured with a few tokens. So is a prompt that is so long that positions depend on its length, and one with an
+   image.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from transformers import DynamicCache
 from icebear.concepts.passes.prefix import logits_at
 from icebear.errors import InputError
 from icebear.models.model import Model, not_nan
+from icebear.models.prompt_image import PromptImage
+from icebear.models.text.prompts import Prompt
 from icebear.values import common_length
 
 CHUNK = 512
@@ -46,18 +49,24 @@ class Removals:
         self.tokens_read = 0
         self._cache, self._cached = DynamicCache(), list[int]()
 
-    def log_probabilities(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
-        """Yield (index, log-probability (S,) of each token of the answer) for each prompt, in the order of passes."""
-        for index in sorted(range(len(prompts)), key=lambda index: list(prompts[index])):
+    def log_probabilities(self, prompts: Sequence[Sequence[int] | Prompt]) -> Iterator[tuple[int, Tensor]]:
+        """Yield (index, log-probability (S,) of each token of the answer) for each prompt, in the order of passes.
+
+        prompts: token ids, or prompts that were read, with their image.
+        """
+        read = [Prompt.of(prompt) for prompt in prompts]
+        rows = [list(prompt.ids or ()) for prompt in read]
+        for index in sorted(range(len(rows)), key=rows.__getitem__):
             begun = time.perf_counter()
-            yield index, self._pass(list(prompts[index]))
+            yield index, self._pass(rows[index], read[index].image)
             self.seconds += time.perf_counter() - begun
 
     @torch.no_grad()
-    def _pass(self, prompt: list[int]) -> Tensor:
-        if not self.can_cut_cache or len(prompt) + len(self.answer) > self.model.scales_positions_from:
+    def _pass(self, prompt: list[int], image: PromptImage | None) -> Tensor:
+        is_long = len(prompt) + len(self.answer) > self.model.scales_positions_from
+        if image is not None or is_long or not self.can_cut_cache:
             self.tokens_read += len(prompt) + len(self.answer)
-            logits = self.model.continuation_logits(prompt, self.answer)
+            logits = self.model.continuation_logits(prompt, self.answer, image)
             return logits.log_softmax(-1)[range(len(self.answer)), self.answer].cpu()
         read = [*prompt, *self.answer[:-1]]
         shared = min(common_length(self._cached, read), len(prompt) - 1)  # the last token predicts the answer's first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -21,15 +21,19 @@ from icebear.concepts.answers.source_records import (
     losses,
     stands_out,
 )
-from icebear.concepts.answers.units import span_relevance, units_of
+from icebear.concepts.answers.units import answer_batch, span_relevance, units_of
 from icebear.concepts.methods.attnlrp import CP_LRP
 from icebear.concepts.passes.freeing import free_at_once
+from icebear.concepts.passes.prompt import all_special_ids
 from icebear.concepts.passes.run import LONG
 from icebear.errors import InputError
 from icebear.models.model import Model
+from icebear.models.prompt_image import PromptImage
 from icebear.models.text.answer import Answer, Span, answer_of
 from icebear.models.text.chat import Chat
-from icebear.models.text.context import Context, ContextSource
+from icebear.models.text.context import IMAGE, Context, ContextSource
+from icebear.models.text.prompt_images import counterfactual_prompt, with_image
+from icebear.models.text.prompts import Prompt
 from icebear.steps import OnProgress, counting
 from icebear.values import common_length, shown
 
@@ -60,25 +64,38 @@ class SourcesRequest:
     tokens: tuple[tuple[int, int], ...]
     """Of each source."""
     dropped: tuple[ContextSource, ...]
+    blurred: PromptImage | None = None
+    """What is left of an image that is removed."""
 
     @property
     def controls(self) -> set[int]:
-        """The sources that may be a control, by their index: what the user asks is none."""
-        return {index for index, source in enumerate(self.sources) if source not in self.context.request}
+        """The sources that may be a control, by their index: what the user asks is none, and an image is none."""
+        sources = enumerate(self.sources)
+        return {index for index, source in sources if source not in self.context.request and source.of != IMAGE}
 
-    def without(self, removed: Iterable[int]) -> Chat | str:
-        """Return what is read without some sources, by their index."""
-        return self.context.without([self.sources[index] for index in removed])
+    @property
+    def image(self) -> int | None:
+        """The index of the image among the sources."""
+        return next((index for index, source in enumerate(self.sources) if source.of == IMAGE), None)
+
+    def without(self, removed: Iterable[int]) -> Prompt:
+        """Return what is read without some sources, by their index. The image is blurred."""
+        indices = set(removed)
+        left = self.context.without([self.sources[index] for index in indices])
+        return replace(Prompt.of(left), image=self.blurred if self.image in indices else self.answer.image)
 
 
-def ids_left(model: Model, prompt: Chat | str) -> list[int] | None:
-    """Return the tokens of what is left after a removal; None if it is empty, or if the template refuses it: a tool's
+def read_left(model: Model, left: Prompt) -> Prompt | None:
+    """Return what is left after a removal with its tokens; None if it is empty, or if the template refuses it: a tool's
     result may need its call."""
-    if isinstance(prompt, str):
-        return model.ids(prompt) if prompt.strip() else None
+    if left.text is not None and not left.text.strip():
+        return None
     try:
-        return model.ids(prompt)
+        read = with_image(model, left)
+        return Prompt(ids=tuple(model.ids(read)), image=read.image)
     except InputError:
+        if left.chat is None:
+            raise
         return None
 
 
@@ -96,17 +113,13 @@ def sources_request(
     answer.check(model)
     if not answer.ids:
         raise InputError("The answer is empty, so there is nothing to explain; give another prompt.")
-    context = Context.of(answer.question or _text(model, answer), units)
-    pieces, readable, tokens, dropped = model.pieces(answer.prompt_ids), [], [], []
-    for source in [*context.sources, *(context.question if with_question else ())]:
-        without = ids_left(model, context.without([source]))
-        if without is None:
-            continue
-        if without == list(answer.prompt_ids):
-            dropped.append(source)
-        else:
-            readable.append(source)
-            tokens.append(_gone(answer.prompt_ids, without, pieces, source.text))
+    blurred = counterfactual_prompt(model, _read_prompt(answer), "blur", "").image if answer.image else None
+    context = Context.of(answer.question or _text(model, answer), units, has_image=blurred is not None)
+    every = [*context.sources, *(context.question if with_question else ())]
+    pieces = model.pieces(answer.prompt_ids)
+    tokens_of = [(source, _tokens_of(model, answer, context, source, pieces)) for source in every]
+    readable = [(source, tokens) for source, tokens in tokens_of if tokens not in (None, UNREAD)]
+    dropped = [source for source, tokens in tokens_of if tokens == UNREAD]
     if answer.dropped and answer.question:
         turn = len(answer.question.messages)
         dropped.append(ContextSource("assistant", turn, answer.dropped, 0, len(answer.dropped), "reasoning_content"))
@@ -116,15 +129,44 @@ def sources_request(
             "that it is about."
         )
     spans = [answer.token_range(span)] if span is not None else _spans(answer)
-    return SourcesRequest(answer, tuple(spans), context, tuple(readable), tuple(tokens), tuple(dropped))
+    readable_sources, tokens = zip(*readable, strict=True)
+    return SourcesRequest(answer, tuple(spans), context, readable_sources, tokens, tuple(dropped), blurred)
+
+
+UNREAD = (0, 0)
+"""The tokens of a source that the model did not read."""
+
+
+def _tokens_of(
+    model: Model, answer: Answer, context: Context, source: ContextSource, pieces: Sequence[str]
+) -> tuple[int, int] | None:
+    """Return the tokens [start, stop) of a source, of an image with what stands between its tiles; None if it cannot
+    be removed."""
+    if source.of == IMAGE:
+        sign = model.net.config.image_token_id
+        positions = [position for position, token in enumerate(answer.prompt_ids) if token == sign]
+        return positions[0], positions[-1] + 1
+    left = read_left(model, replace(Prompt.of(context.without([source])), image=answer.image))
+    if left is None or left.ids is None:
+        return None
+    if left.ids == answer.prompt_ids:
+        return UNREAD
+    return _gone(answer.prompt_ids, left.ids, pieces, source.text)
+
+
+def _read_prompt(answer: Answer) -> Prompt:
+    return Prompt(ids=answer.prompt_ids, image=answer.image)
 
 
 def _text(model: Model, answer: Answer) -> str:
-    """Return the plain prompt of an answer as a text. Raises `InputError` if it does not have the same tokens."""
-    special, pieces = model.special_ids(), model.pieces(answer.prompt_ids)
-    written = "".join(piece for token, piece in zip(answer.prompt_ids, pieces, strict=True) if token not in special)
-    for text in (written, written.removeprefix(" ")):  # which some tokenizers add
-        if text.strip() and model.reads_any_text and model.ids(text) == list(answer.prompt_ids):
+    """Return the plain prompt of an answer as a text, without its image. Raises `InputError` if it does not have the
+    same tokens."""
+    signs = model.special_ids() if answer.image is None else {*all_special_ids(model), model.net.config.image_token_id}
+    pieces = model.pieces(answer.prompt_ids)
+    written = "".join(piece for token, piece in zip(answer.prompt_ids, pieces, strict=True) if token not in signs)
+    for text in (written, written.removeprefix(" "), written.strip()):  # which some tokenizers, and images, add
+        left = read_left(model, Prompt(text=text, image=answer.image)) if model.reads_any_text else None
+        if left and left.ids == answer.prompt_ids:
             return text
     raise InputError("This prompt is not a text that can be tokenized anew; pass a text or a Chat to Model.answer.")
 
@@ -183,7 +225,7 @@ class SourceMeasurement:
 
     def read(self) -> None:
         """Measure the log-probability with all sources."""
-        [(_, values)] = self.passes.log_probabilities([self.request.answer.prompt_ids])
+        [(_, values)] = self.passes.log_probabilities([_read_prompt(self.request.answer)])
         self.base = self._by_span(values)
 
     def _begin(self, on_expected: OnExpected | None) -> None:
@@ -196,18 +238,18 @@ class SourceMeasurement:
 
     def order(self, checkpoint: bool | None) -> None:
         """Sum the relevance over the tokens of each source. It decides what is removed, and what is a control."""
-        prompt = self.request.answer.prompt_ids
-        ids, begins = [*prompt, *self.answer_ids], len(prompt)
+        prompt, image = self.request.answer.prompt_ids, self.request.answer.image
+        batch, begins = answer_batch(self.model, [*prompt, *self.answer_ids], image), len(prompt)
         spans = [(begins + start, begins + stop) for start, stop in self.request.spans]
-        values = span_relevance(self.model, ids, spans, CP_LRP, checkpoint)  # (spans, T)
+        values = span_relevance(self.model, batch, spans, CP_LRP, checkpoint)  # (spans, T)
         self.relevance = torch.stack([values[:, start:stop].sum(1) for start, stop in self.request.tokens], 1)
 
     def remove(self, removals: Iterable[Removed], advance: Callable[[int], None] = lambda steps: None) -> None:
         """Measure the changes that are not known yet."""
         new = [removed for removed in dict.fromkeys(removals) if removed not in self.changes]
-        left = [(removed, ids_left(self.model, self.request.without(removed))) for removed in new]
-        readable = [(removed, ids) for removed, ids in left if ids is not None]
-        for index, values in self.passes.log_probabilities([ids for _, ids in readable]):
+        left = [(removed, read_left(self.model, self.request.without(removed))) for removed in new]
+        readable = [(removed, prompt) for removed, prompt in left if prompt is not None]
+        for index, values in self.passes.log_probabilities([prompt for _, prompt in readable]):
             self.changes[readable[index][0]] = self._by_span(values) - self.base
             advance(1)
 
@@ -227,9 +269,12 @@ class SourceMeasurement:
     # --- which sources are removed ----------------------------------------------------------------------
 
     def _by_relevance(self, span: int) -> list[int]:
-        """Return the sources, the largest relevance first, without the question (its effect may be measured, too)."""
+        """Return the sources, the image first and then the largest relevance, without the question (its effect may be
+        measured, too)."""
         ordered = self.relevance[span].argsort(descending=True, stable=True).tolist()
-        return [index for index in ordered if self.request.sources[index] not in self.request.context.question]
+        of_text = [index for index in ordered if self.request.sources[index] not in self.request.context.question]
+        image = self.request.image
+        return of_text if image is None else [image, *(index for index in of_text if index != image)]
 
     def _largest(self, span: int) -> list[int]:
         """Return the sources with the largest relevance; half of a short context is left for controls."""
@@ -283,7 +328,8 @@ class SourceMeasurement:
         source, (start, stop) = self.request.sources[index], self.request.tokens[index]
         change, relevance = self.changes[frozenset([index])][span].item(), self.relevance[span, index].item()
         characters = (source.start, source.stop) if source.of == "content" else None
-        return MeasuredSource(source.role, source.text, change, relevance, source.message, start, stop, characters)
+        about = (source.message, start, stop, characters, source.of == IMAGE)
+        return MeasuredSource(source.role, source.text, change, relevance, *about)
 
     def sentence(self, span: int) -> SourcedSentence:
         start, stop = self.request.spans[span]

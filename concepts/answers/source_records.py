@@ -37,7 +37,9 @@ class MeasuredSource:
     """Its first token, in what the model reads; `stop` is the one after its last."""
     stop: int
     characters: tuple[int, int] | None
-    """Its characters [start, stop) of the text of its message; None for a call of a tool, and for reasoning."""
+    """Its characters [start, stop) of the text of its message; None for a call of a tool, reasoning and an image."""
+    is_image: bool = False
+    """Whether it is the image of the prompt, which is blurred instead of removed."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,11 @@ class SourcesRecord(SavedResult, InNotebooks):
     """Whether everything was measured; else Ctrl-C ended it."""
     made_with: dict[str, Any] = field(compare=False)
     """See `Model.made_with`."""
+
+    @property
+    def has_image(self) -> bool:
+        """Whether an image is among the sources."""
+        return any(source.is_image for sentence in self.sentences for source in sentence.sources)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict. Every change is the log-probability without minus with, in nats."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from icebear.concepts.answers.source_records import SourcedSentence, SourcesRecord, StandIn
+from icebear.concepts.answers.source_records import MeasuredSource, SourcedSentence, SourcesRecord, StandIn
 from icebear.lines import Line
 from icebear.render import visible
 
@@ -27,10 +27,13 @@ def source_lines(sources: SourcesRecord) -> list[Line]:
 
 
 def _heading(sources: SourcesRecord) -> str:
-    count = f"{sources.count} {sources.units}{'' if sources.count == 1 else 's'}"
-    most = max((len(sentence.sources) for sentence in sources.sentences), default=0)
+    of_text = sources.count - sources.has_image
+    count = f"{of_text} {sources.units}{'' if of_text == 1 else 's'}{' and an image' * sources.has_image}"
+    most = max((len(sentence.sources) for sentence in sources.sentences), default=0) - sources.has_image
     how = f"The {most} most relevant were removed" if most > 1 else "The most relevant was removed"
-    text = f"Where did the answer come from? The context has {count}. {how}{', one at a time' * (most > 1)}."
+    how += ", one at a time" * (most > 1) + ", and the image was blurred" * sources.has_image
+    how = how if most > 0 or not sources.has_image else "The image was blurred"
+    text = f"Where did the answer come from? The context has {count}. {how}."
     return text if sources.is_complete else f"{text} Stopped before everything was measured."
 
 
@@ -47,7 +50,7 @@ def _sentence(sentence: SourcedSentence, sources: SourcesRecord) -> Iterator[Lin
     yield Line(f"{quote(sentence.text)}  {sentence.probability():.2g} a token", "bold", indent=2)
     yield Line(finding(sentence, sources.units) if sources.is_complete else "Of what was removed so far:", indent=2)
     for source in sentence.leading:
-        yield Line(f"  without {source.role}: {quote(source.text)}  {change_text(sentence, source.change)}", indent=4)
+        yield Line(f"  without {source.role}: {_named(source)}  {change_text(sentence, source.change)}", indent=4)
     if control := control_text(sentence, sources.units):
         yield Line(f"  [{control}]", "dim", indent=4)
     yield from (Line(f"  {text}", indent=4) for text in _together(sentence, sources.count))
@@ -59,12 +62,16 @@ def finding(sentence: SourcedSentence, unit: str) -> str:
         return "Nothing was measured."
     most = sentence.sources[0]
     if sentence.is_decided:
-        return f"It hangs most on {quote(most.text)} ({most.role})."
+        return f"It hangs most on {_named(most)} ({most.role})."
     if sentence.stand_in:
         return f"It hangs on several {unit}s together; {stand_in_text(sentence.stand_in)}."
     if not sentence.random.singles:
         return f"There is no other {unit} as a control, so it is open what it hangs on."
     return f"It hangs on no single {unit}: no removal costs 1 nat more than every control."
+
+
+def _named(source: MeasuredSource) -> str:
+    return "the image (blurred)" if source.is_image else quote(source.text)
 
 
 def stand_in_text(stand_in: StandIn) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,13 @@ from torch import Tensor
 
 from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.passes.inputs import Inputs, Stream
+from icebear.concepts.passes.prompt import token_relevance
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
+from icebear.models.batch import Batch
 from icebear.models.model import Model
+from icebear.models.prompt_image import PromptImage
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Turn
 from icebear.models.text.splitting import covering
@@ -193,40 +196,49 @@ def matrix(
         raise InputError(
             "The answer has only tokens of the chat template; give a prompt that the model answers with text."
         )
-    values = span_relevance(model, ids, [(row.start, row.stop) for row in rows], method, checkpoint)
+    batch = answer_batch(model, ids, answer.image)
+    values = span_relevance(model, batch, [(row.start, row.stop) for row in rows], method, checkpoint)
     return Matrix(tuple(rows), tuple(parts), summed(values, parts), method)
 
 
+def answer_batch(model: Model, ids: list[int], image: PromptImage | None) -> Batch:
+    """Return the tokens of a prompt and its answer, with the image that the prompt is about."""
+    return replace(model.read_ids([ids]), images=(image,) if image else None)
+
+
 def span_relevance(
-    model: Model, ids: list[int], spans: Sequence[tuple[int, int]], method: AttnLRP, checkpoint: bool | None = None
+    model: Model, batch: Batch, spans: Sequence[tuple[int, int]], method: AttnLRP, checkpoint: bool | None = None
 ) -> Tensor:
     """Return the relevance (spans, T) of all tokens for the sum of the logits of each span of tokens, by one forward
-    pass and a backward pass each."""
-    inputs, stream = _InputsOfEachPass(), Stream(model, model.read_ids([ids]))
-    forward_backward(model, _SpanLogits(ids, spans), [inputs, stream], method, checkpoint=checkpoint)
+    pass and a backward pass each. batch: of `answer_batch`."""
+    inputs, stream = _InputsOfEachPass(model, batch), Stream(model, batch)
+    forward_backward(model, _SpanLogits(batch, spans), [inputs, stream], method, checkpoint=checkpoint)
     return torch.stack(inputs.passes)
 
 
 class _SpanLogits(Target):
     """For each span the sum of the logits of its tokens, each where it is predicted."""
 
-    def __init__(self, ids: list[int], spans: Sequence[tuple[int, int]]) -> None:
-        self.ids, self.spans = ids, spans
+    def __init__(self, batch: Batch, spans: Sequence[tuple[int, int]]) -> None:
+        self.batch: Batch = batch
+        self.spans = spans
 
     def numbers(self, model: Model) -> list[Tensor]:
-        start = min(start for start, _ in self.spans)
-        logits = model.logits(model.read_ids([self.ids]), list(range(start - 1, len(self.ids) - 1)))[0]  # (P, V)
-        token_logits = logits[range(len(logits)), self.ids[start:]]
+        ids, start = self.batch.row_ids(0), min(start for start, _ in self.spans)
+        logits = model.logits(self.batch, list(range(start - 1, len(ids) - 1)))[0]  # (P, V)
+        token_logits = logits[range(len(logits)), ids[start:]]
         return [token_logits[begin - start : end - start].sum()[None] for begin, end in self.spans]
 
 
 class _InputsOfEachPass(Inputs):
     """Keeps the relevance of the tokens (T,) of every backward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Model, batch: Batch) -> None:
         super().__init__()
+        self.model, self.batch = model, batch
         self.passes: list[Tensor] = []
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         super().finish(gradients)
-        self.passes.append(self.relevance()[0][0].sum(-1).cpu())
+        parts = self.batch.of_row(0, self.relevance())
+        self.passes.append(token_relevance(self.model, self.batch, 0, parts))

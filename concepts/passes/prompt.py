@@ -52,7 +52,7 @@ class PromptTokens:
         turns = model.turns(ids, strings) if model.task.is_causal else ()
         sinks = tuple(position for position in sinks if position not in explained)
         of_image = image_positions(model, objective.batch, row)
-        special = _special(model) if of_image else set()
+        special = all_special_ids(model) if of_image else set()
         is_image = objective.batch.pixels is not None
         return cls(
             *(ids, strings, explained, sinks, objective.batch.lengths[row], turns),
@@ -97,7 +97,7 @@ def strings_of(model: Model, batch: Batch, row: int, ids: Sequence[int]) -> tupl
     return tuple(names.get(position, text) for position, text in enumerate(strings))
 
 
-def _special(model: Model) -> set[int]:
+def all_special_ids(model: Model) -> set[int]:
     """Return the ids of all special tokens, those that stand around images among them."""
     added = getattr(model.tokenizer, "added_tokens_decoder", {})
     return model.special_ids() | {token for token, how in added.items() if how.special}
@@ -144,20 +144,26 @@ def prompt_relevance(
     model: Model, objective: Objective, row: int, parts: list[Tensor]
 ) -> tuple[Tensor, images.ImageMap | None]:
     """Return (T,) relevance of the tokens from that of each stack's embeddings (T, D), or of pixels (C, H, W); of a
-    prompt with an image from both. A token of an image has the relevance of the pixels that it was made of."""
-    columns, image = objective.batch.columns(row), None
-    if objective.batch.images is not None:
-        shown, (embeddings, pixels) = objective.batch.images[row], parts
-        tokens = embeddings.sum(-1)[columns].cpu()
-        tokens[list(image_positions(model, objective.batch, row))] += shown.token_sums(pixels).cpu()
-        image = map_of(shown, pixels)
-    elif objective.batch.pixels is not None:
-        image = images.image_map(model, objective.batch.pixels[row], parts[0])
+    prompt with an image from both."""
+    batch = objective.batch
+    if batch.pixels is not None:
+        image = images.image_map(model, batch.pixels[row], parts[0])
         patches = image.patches.flatten()
-        tokens = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
-    else:
-        tokens = torch.cat([part.sum(-1) for part in parts])[columns].cpu()
-    return tokens, image
+        own_tokens = torch.zeros(len(batch.columns(row)) - len(patches), dtype=patches.dtype)
+        return torch.cat((own_tokens, patches)), image
+    return token_relevance(model, batch, row, parts), map_of(batch.images[row], parts[1]) if batch.images else None
+
+
+def token_relevance(model: Model, batch: Batch, row: int, parts: list[Tensor]) -> Tensor:
+    """Return (T,) relevance of the tokens of a text from that of each stack's embeddings (T, D). A token of an image
+    has the relevance of the pixels that it was made of, too."""
+    columns = batch.columns(row)
+    if batch.images is None:
+        return torch.cat([part.sum(-1) for part in parts])[columns].cpu()
+    embeddings, pixels = parts
+    tokens = embeddings.sum(-1)[columns].cpu()
+    tokens[list(image_positions(model, batch, row))] += batch.images[row].token_sums(pixels).cpu()
+    return tokens
 
 
 def recorded_at(objective: Objective, row: int, record: Recorded) -> tuple[int, ...]:

@@ -305,7 +305,8 @@ class CompletePasses(Passes):
         objective = self.pair.objective.rows([0] * len(ids))
         batch = objective.batch
         decoder = batch.decoder and replace(batch.decoder, ids=ids[:, batch.spans[1]])
-        batch = replace(batch, ids=ids[:, batch.spans[0]], decoder=decoder)
+        ids = ids[:, batch.spans[0]]
+        batch = replace(batch, ids=ids, mask=batch.mask[:, : ids.shape[1]], decoder=decoder)
         return self.logits_of(self.model.logits(batch, objective.all_positions))
 
 
@@ -321,7 +322,9 @@ class CachedPasses(Passes):
 
     @classmethod
     def of(cls, pair: PatchedPair) -> CachedPasses | None:
-        """Return passes; None where cached keys and values are not exact."""
+        """Return passes; None where cached keys and values are not exact, or an image would have to be read too."""
+        if pair.batch.images is not None:
+            return None
         count = pair.first_difference if pair.is_aligned else 0
         prefix = Prefix.of(pair.model, [pair.ids[: count or 1]])
         if prefix is None or max(len(pair.ids), len(pair.ids_c)) >= prefix.window:

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from markupsafe import Markup
 
 from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.passes.prompt import Counterfactual
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import PART_SITES, PatchedPair
 from icebear.concepts.stages.stage_measurements import PROGRESS_STEPS, StageMeasurement
@@ -104,6 +106,8 @@ class Stages(StageRecord):
         """
         if self.model is None or not self.heads:
             raise InputError("These stages have no heads that could be measured on other prompts.")
+        if any(pair.batch.images is not None for pair in self.pairs):
+            raise InputError("Stages of prompts with an image are not measured on other prompts.")
         target = self.target.id if target is None else target
         contrast = self.contrast.id if contrast is None and self.contrast else contrast
         answers = (likelier_form(self.model, prompt, answer) for answer in (target, contrast))
@@ -226,13 +230,23 @@ def why_no_stages(model: Model, relevance: Relevance) -> str:
         return f"{model.name} has no attention heads, or scans beside them, so its answers have no stages."
     if counterfactual is None or counterfactual.model is not None:
         return "Stages compare two prompts; give a counterfactual (`suggest_counterfactuals` finds one)."
-    if relevance.image:
+    if relevance.prompt.is_image:
         return "Stages explain a text; of an image, `explain` names the heads that move patches to [CLS]."
+    if not _compares_texts(model, counterfactual):
+        return "Stages compare two texts about the same image, in which no token attends to a later word."
     if relevance.target is None or len(relevance.prompt.target_positions) != 1:
         return "Stages explain one token of a text; give a target of one token."
     if not {*sites} <= {*relevance.sites} or len(relevance.neurons.recorded) != len(relevance.tokens):
         return f"Stages need the relevance of the sites {', '.join(sites)} at all positions; record them."
     return ""
+
+
+def _compares_texts(model: Model, counterfactual: Counterfactual) -> bool:
+    """Return whether prompts differ only in text, and answers do not change what earlier tokens attend to."""
+    batches = [pair.batch for pair in counterfactual.pairs if pair.batch.images is not None]
+    pairs = [batch.images for batch in batches if batch.images is not None]
+    same = all(torch.equal(image.values, other.values) for image, other in pairs)
+    return not pairs or (same and not (model.vision and model.vision.marks_answers))
 
 
 def stages_of(model: Model, relevance: Relevance, on_progress: OnProgress = unwatched) -> Stages:

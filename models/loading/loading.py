@@ -183,7 +183,7 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
     labels = {"num_labels": 0} if _lacks_labels(source, options, task) else {}
     net = complete(getattr(transformers, auto), source, **weights, **options, **labels)
     if not task.reads_text:
-        return net, None, _image_processor(source, options)
+        return net, None, image_processor(source, options)
     if _lacks_tokenizer(Path(source)):
         return net, None, None
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
@@ -192,7 +192,7 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
     if getattr(tokenizer, "chat_template", None) is None:
         tokenizer.chat_template = _old_template(source, options)
     has_images = find_spec("PIL") is not None  # else a prompt with an image says what is missing
-    return net, tokenizer, _image_processor(source, options) if has_images else None
+    return net, tokenizer, image_processor(source, options) if has_images else None
 
 
 def _old_template(source: str, options: dict[str, Any]) -> str | None:
@@ -249,7 +249,7 @@ def _lacks_labels(source: str, options: dict[str, Any], task: ModelTask) -> bool
     return not task.reads_text and _is_bare_vision(AutoConfig.from_pretrained(source, **options))
 
 
-def _image_processor(source: str, options: dict[str, Any]) -> Any:
+def image_processor(source: str, options: dict[str, Any]) -> Any:
     """Return the image processor; None if a folder has none. With Pillow it makes the same pixels on every machine."""
     from transformers.models.auto.image_processing_auto import AutoImageProcessor  # 5.12's other name needs torchvision
 

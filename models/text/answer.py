@@ -152,7 +152,10 @@ def answer_of(model: Reader, chat: Chat, turn: int) -> Answer:
         )
     question = chat.of(chat.messages[:turn])
     recorded = written(model, chat, turn) if _is_recorded(chat.messages[turn]) else Written("")
-    read, ids = model.ids(question), model.tokens_of(recorded.text) if recorded.text else message_ids(model, chat, turn)
+    ids = model.tokens_of(recorded.text) if recorded.text else message_ids(model, chat, turn)
+    batch = model.encode([question])
+    read, image = batch.row_ids(0), batch.images and batch.images[0]
     model.ids([*read, *ids])  # refused where it is too long
-    probabilities = model.continuation_logits(read, ids).softmax(-1)[range(len(ids)), ids].tolist()
-    return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, question, None, *recorded[1:])
+    probabilities = model.continuation_logits(read, ids, image).softmax(-1)[range(len(ids)), ids].tolist()
+    about = (True, question, None, *recorded[1:])
+    return Answer(read, tuple(ids), model.pieces(ids), tuple(probabilities), *about, image=image)

@@ -79,6 +79,13 @@ class Chat:
             raise InputError(f"The chat has {len(paths)} images, and icebear explains one; leave the others out.")
         return paths[0] if paths else None
 
+    @property
+    def image_turn(self) -> int | None:
+        """The index of the message that an image stands in: the one that has it, or the first one of the user."""
+        has_image = (turn for turn, message in enumerate(self.messages) if message.get("image"))
+        of_user = (turn for turn, message in enumerate(self.messages) if message["role"] == "user")
+        return next(has_image, next(of_user, None))
+
     @classmethod
     def read(cls, path: str | Path) -> Chat:
         """Read a JSON file, see `from_json`. Raises `InputError`."""

@@ -16,6 +16,7 @@ OPENS = (*QUESTION, ":")
 """How the beginning of a message ends that asks something about the rest of it."""
 TEXTS = ("reasoning_content", "content")
 """The texts of a message, in the order in which a model writes them."""
+IMAGE = "image"
 REQUEST_PARTS = 3
 """A question is the end of a message if at most two sentences follow it, such as "Answer in one word."."""
 
@@ -32,7 +33,7 @@ class ContextSource:
     start: int
     stop: int
     of: str | int = "content"
-    """What of its message: ``content``, ``reasoning_content``, or the number of a call of a tool."""
+    """What of its message: ``content``, ``reasoning_content``, `IMAGE`, or the number of a call of a tool."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,17 @@ class Context:
     follow it; else it stays in place, because the answer is about it."""
 
     @classmethod
-    def of(cls, prompt: Chat | str, by: str = "sentence") -> Context:
-        """Split a conversation or a text into sources. by: ``sentence``, ``message`` or ``document``."""
+    def of(cls, prompt: Chat | str, by: str = "sentence", has_image: bool = False) -> Context:
+        """Split a conversation or a text into sources. by: ``sentence``, ``message`` or ``document``. has_image:
+        whether it is about an image, which is a source too."""
         messages = prompt.messages if isinstance(prompt, Chat) else [{"role": "prompt", "content": prompt}]
         sources = [source for number, message in enumerate(messages) for source in _sources(number, message, by)]
         last = max((source.message for source in sources if source.role in ("user", "prompt")), default=-1)
-        request = _request([source for source in sources if source.message == last], len(sources), by)
+        of_last = [source for source in sources if source.message == last]
+        request = _request(of_last, len(sources) + has_image, by)
         stays = by != "message" and last == len(messages) - 1
-        return cls(prompt, tuple(x for x in sources if not (stays and x in request)), tuple(request))
+        image = [_image(prompt)] if has_image else []
+        return cls(prompt, (*image, *(x for x in sources if not (stays and x in request))), tuple(request))
 
     @property
     def question(self) -> tuple[ContextSource, ...]:
@@ -61,7 +65,9 @@ class Context:
         return tuple(part for part in self.request if part not in self.sources)
 
     def without(self, sources: Collection[ContextSource]) -> Chat | str:
-        """Return the conversation or the text without some sources. A message that has lost its text stays, empty."""
+        """Return the conversation or the text without some sources, of which an image is none that could be cut out. A
+        message that has lost its text stays, empty."""
+        sources = [source for source in sources if source.of != IMAGE]
         if not isinstance(self.prompt, Chat):
             return removed(self.prompt, [(source.start, source.stop) for source in sources])
         messages = list(self.prompt.messages)
@@ -82,6 +88,12 @@ def _request(parts: Sequence[ContextSource], count: int, by: str) -> Sequence[Co
         return ending if len(ending) < count else ending[:1]
     opens = parts[0].text.rstrip().endswith(OPENS)
     return parts[:1] if opens and len(parts) > 1 and not parts[-1].text.rstrip().endswith(OPENS) else parts[-1:]
+
+
+def _image(prompt: Chat | str) -> ContextSource:
+    turn = prompt.image_turn or 0 if isinstance(prompt, Chat) else 0
+    role = prompt.messages[turn]["role"] if isinstance(prompt, Chat) else "prompt"
+    return ContextSource(role, turn, "the image", 0, 0, IMAGE)
 
 
 def _sources(number: int, message: dict[str, Any], by: str) -> Iterator[ContextSource]:

@@ -177,14 +177,13 @@ def _written(model: Reader, prompt: Prompt, image: PromptImage) -> str:
 def _chat_text(model: Reader, chat: Chat) -> str:
     """Return a chat by the model's template, with the image before the text of its message: the one that has it, or the
     first one of the user."""
-    chosen = next((m for m in chat.messages if m.get("image")), None)
-    chosen = chosen or next((m for m in chat.messages if m["role"] == "user"), None)
+    chosen = chat.image_turn
     if chosen is None:
         raise InputError("The chat has no message of the user that an image could stand in; add one.")
     messages = []
-    for message in chat.messages:
+    for turn, message in enumerate(chat.messages):
         others = {key: value for key, value in message.items() if key not in ("ids", "image")}
-        picture = [{"type": "image"}] if message is chosen else []
+        picture = [{"type": "image"}] if turn == chosen else []
         messages.append({**others, "content": [*picture, {"type": "text", "text": message["content"] or ""}]})
     return str(templated(model, messages, chat.template, tokenize=False))
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
+
 import icebear
 from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.app.cli.output import show
@@ -23,9 +25,11 @@ class Options:
     json: bool
     checksum: str | None = option("Print only the checksum of the results in this store.", type="file", advanced=True)
     tokens: int | None = option(
-        "Load no weights; estimate from the configuration whether a prompt of so many tokens fits in memory.",
+        "Load no weights; estimate from the configuration whether a prompt of so many tokens, with --image, fits in "
+        "memory.",
         type="count",
     )
+    image: str | None
     model: ModelOptions
 
 
@@ -39,6 +43,8 @@ def doctor(options: Options) -> None:
     """
     if options.tokens:
         return _fits(options, options.tokens)
+    if options.image:
+        raise click.UsageError("--image is of a prompt whose memory is estimated; add --tokens, those of its text.")
     if options.checksum:
         with icebear.open_store(options.checksum) as store:
             value = store.checksum()
@@ -73,12 +79,15 @@ def _fits(options: Options, tokens: int) -> None:
     device = device_of(options.model.device)
     dtype = dtype_of(options.model.dtype, device)
     with waiting("Computing sizes"):
-        weights, needs = memory_needs(options.model.model, tokens, dtype, options.model.trust_remote_code)
+        about = (options.model.trust_remote_code, options.image)
+        weights, needs = memory_needs(options.model.model, tokens, dtype, *about)
     free = memory_at_hand(device)
     rows = [{**vars(need), "fits": need.fits(weights, device)} for need in needs]
     document = {"tokens": tokens, "dtype": str(dtype).removeprefix("torch."), "device": str(device), "free": free}
     document |= {"model": options.model.model, "weights": weights, "needs": rows}
-    lines = [f"{options.model.model}, {document['dtype']}, {tokens:,} tokens; {_size(free)} are free on {device}."]
+    of_image = f" of text and {needs[0].tokens - tokens:,} of the image" if options.image else ""
+    length = f"{tokens:,} tokens{of_image}"
+    lines = [f"{options.model.model}, {document['dtype']}, {length}; {_size(free)} are free on {device}."]
     lines.append(f"{'weights':<35} {_size(weights):>9}")
     for row in rows:
         total = _size(row["in_pass"] + row["result"])

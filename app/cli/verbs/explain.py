@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from icebear.concepts.attribution.cases import Case
 
 OF_SOURCES = (
-    "prompt chat system messages template_option sources units span answer max_new_tokens checkpoint html claim"
+    "prompt image chat system messages template_option sources units span answer max_new_tokens checkpoint html claim"
 )
 """Options that act on the measurement of sources."""
 WAYS = "--counterfactual for your own, --no-counterfactual for none"
@@ -108,6 +108,8 @@ def explain(options: Options) -> None:
     if options.file:
         return _explain_task(options.file, options)
     attribution = _checked(options)
+    if attribution.image and not attribution.alone and _explain_similarity(options):
+        return None
     model, arguments = attribution.load_for_attribute(options.model, options.answer)
     if options.sources:
         return _explain_sources(options, model, arguments)
@@ -258,7 +260,7 @@ def _explain_sources(options: Options, model: icebear.Model, arguments: dict[str
     measured = measured_sources(model, answer, units=options.units or "sentence", span=chosen, checkpoint=checkpoint)
     write_page(options.html, measured.to_html)
     document, tables = measured.to_dict(), [probabilities(answer), "", screen(source_lines(measured))]
-    if options.json or options.details:
+    if options.details or (options.json and answer.image is None):
         parts, reports = _breakdown(options, model, arguments)
         document, tables = {**parts, **document}, [*tables, *reports]
     show(options.json, document, *tables, names=options.names)
@@ -283,6 +285,30 @@ def _breakdown(options: Options, model: icebear.Model, arguments: dict[str, Any]
     document = {**explanation.to_dict(), "answer": answer.text, "ended": answer.ended, "answer_tokens": rows}
     document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
     return document, [explanation_report(explanation), origins_report(origins), matrix_report(sentences)]
+
+
+def _explain_similarity(options: Options) -> bool:
+    """Explain the similarity of a text and an image, if the model has a tower for each; return whether it has."""
+    from icebear.concepts.similarity import TwoTowers, has_two_towers, similarity
+    from icebear.models.loading.loading import device_of, dtype_of
+
+    if not has_two_towers(options.model.model):
+        return False
+    prompt = options.attribution.prompt.prompt
+    not_taken = map(named, ("device_map", "bits", "attention", "trust_remote_code", "config"))
+    if prompt is None or any(not_taken) or not _only_named(options, "prompt image html png json names"):
+        raise click.UsageError(
+            f"{options.model.model} has a text tower and an image tower, whose similarity takes PROMPT, --image, "
+            "--html, --png, --json, --device and --dtype; leave out the other options."
+        )
+    with waiting("Explaining the similarity"):
+        device = device_of(options.model.device)
+        towers = TwoTowers.load(options.model.model, dtype_of(options.model.dtype, device), device)
+        result = similarity(towers, prompt, options.attribution.image)
+    write_page(options.html, result.to_html)
+    write_page(options.png, result.image.png)
+    show(options.json, result.to_dict(), str(result), names=options.names)
+    return True
 
 
 def _explain_task(file: str, options: Options) -> None:
@@ -330,8 +356,8 @@ def _checked(options: Options) -> AttributionOptions:
         raise click.UsageError("--answer is a message of a conversation; give --messages FILE.")
     if options.png and not attribution.image:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
-    if options.sources and attribution.image:
-        raise click.UsageError("--sources measures a context of texts; leave out --image.")
+    if options.sources and attribution.alone:
+        raise click.UsageError("--sources measures an answer to a text; give a PROMPT with --image.")
     if options.sources and options.units == "word":
         raise click.UsageError("--sources removes sentences, messages or documents; give one of these as --units.")
     if options.details and not options.sources:
