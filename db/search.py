@@ -12,6 +12,7 @@ import numpy as np
 
 from icebear.db import vectors
 from icebear.db.sqlite import reads
+from icebear.db.stop_words import STOP_WORDS
 from icebear.db.tables import Tables
 from icebear.db.terms import padded, query_of, terms, words_of
 from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron, sign_of
@@ -80,7 +81,7 @@ def by_words(store: Tables, text: str, k: int = 20, text_vector: np.ndarray | No
     scores: np.ndarray = (counts - chance) / np.sqrt(chance + 1) + sentences + OUTPUT * outputs
     for side, (_, z) in labels.items():
         scores[side] += z
-    if text_vector is not None and len(words) > 1:
+    if text_vector is not None and len({word.lower() for word in words} - STOP_WORDS) > 1:
         scores = sentences
     matched = counts > 0
     matched[list(labels)] = True

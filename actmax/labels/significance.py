@@ -11,7 +11,8 @@ from icebear.records import AutomaticLabel
 
 THRESHOLDS = {"token": 0.85, "sentence": 0.70, "pattern": 0.85}
 """The AUROC that a significant label has at least, by unit."""
-RATE = 0.05
+RATE = 0.1
+"""The false discovery rate of labels that are listed together."""
 NOT_SCORED = "not labeled yet"
 NONE_PASSED = "no label passed"
 HELD_OUT_GROUPS = {
@@ -50,7 +51,7 @@ def benjamini_hochberg(p: Sequence[float]) -> list[bool]:
 
 
 def most_significant(meanings: Iterable[AutomaticLabel]) -> list[AutomaticLabel]:
-    """Return the labels that are significant at a false discovery rate of 5 % among all, by decreasing margin."""
+    """Return the labels that are significant at a false discovery rate of 10 % among all, by decreasing margin."""
     tried = list(meanings)
     holding = [
         m for m, holds in zip(tried, benjamini_hochberg([m.p for m in tried]), strict=True) if holds and m.significant

@@ -28,7 +28,7 @@ NOT_MEASURED = "icebear index --lens measures how well these words predict what 
 class Options:
     neuron: str | None = argument(required=False)
     significant: bool = option(
-        "Instead of NEURON: list the labels that are significant at a false discovery rate of 5 %, best first."
+        "Instead of NEURON: list the labels that are significant at a false discovery rate of 10 %, best first."
     )
     base_model: str | None
     lens_file: str | None = option(
@@ -178,7 +178,7 @@ def _significant(options: Options) -> None:
     labels = most_significant(tried)
     rows = labels[: options.top]
     title = (
-        f"{len(labels):,} of {len(tried):,} pairs of neuron and sign have a significant label; false discovery rate 5 %"
+        f"{len(labels):,} of {len(tried):,} pairs of neuron and sign have a significant label; false discovery rate 10 %"
     )
     document = {**made_with, "tried": len(tried), "significant": [meaning.to_dict() for meaning in rows]}
     show(options.json, document, labels_table(rows, title), names=options.names)
