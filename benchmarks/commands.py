@@ -1,5 +1,6 @@
 """Numbers of 25 commands, before and after a change of the code: `commands.py --out before.json`, and later
-`commands.py --compare before.json after.json`.
+`commands.py --compare before.json after.json`. How long six commands take, beside the imports that none can do
+without: `commands.py --times 5`, on an idle machine.
 
 Each command runs with --json, on one thread, in one folder, with one cache; later ones read what earlier ones wrote.
 The comparison names every field that is gone, new or further than 1e-6 from what it was.
@@ -11,7 +12,9 @@ import argparse
 import json
 import math
 import os
+import resource
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -49,6 +52,16 @@ concept steer music "Yesterday I" --strength 0.5 --max-new-tokens 8 --store wiki
 check claims.yaml
 evaluate groundtruth --task agreement --samples 2 --methods attnlrp,random --out groundtruth
 """
+IMPORTS = "import torch; from transformers import LlamaForCausalLM, AutoTokenizer"
+TIMED = f"""
+rank {BEAR} --json
+explain {BEAR} --counterfactual {CAMEL}
+explain {BEAR}
+flip {BEAR} --to " desert" --source "The camel lives in the"
+circuit {BEAR} --counterfactual {CAMEL} --png circuit.png
+neuron L21.ffn.780
+search water
+"""
 UNLIKE = ("seconds", "date", "out", "folder", "store")
 """Fields that no two runs share."""
 CLOSE = 1e-6
@@ -59,8 +72,11 @@ def main() -> None:
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--out", type=Path)
     way.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
+    way.add_argument("--times", type=int, metavar="ROUNDS")
     options = parser.parse_args()
-    if options.out:
+    if options.times:
+        print_times(options.times)
+    elif options.out:
         options.out.write_text(json.dumps(measured(), ensure_ascii=False, indent=1))
     else:
         before, after = (json.loads(path.read_text()) for path in options.compare)
@@ -82,6 +98,33 @@ def measured() -> dict[str, Any]:
             documents[name] = json.loads(done.stdout) if done.stdout else {"error": done.stderr.splitlines()[-1:]}
             print(f"{time.monotonic() - begun:5.0f} s  {done.returncode}  {name}", flush=True)
     return documents
+
+
+def print_times(rounds: int) -> None:
+    """Print the wall and CPU seconds of each timed command, in turn with the bare imports; medians and ranges."""
+    icebear = str(Path(sys.executable).with_name("icebear"))
+    commands = {"imports": [sys.executable, "-c", IMPORTS]}
+    commands |= {line: [icebear, *shlex.split(line)] for line in TIMED.strip().splitlines()}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds + 1):
+            for name, command in commands.items():
+                took = timed(command, folder)
+                seconds[name] += [took] if number else []  # the first round fills caches
+    bare = statistics.median(cpu for _, cpu in seconds["imports"])
+    for name, rows in seconds.items():
+        wall, cpu = ([round(row[at], 2) for row in rows] for at in (0, 1))
+        ratio = statistics.median(cpu) / bare
+        print(f"{name}: {statistics.median(wall)} s [{min(wall)}, {max(wall)}], CPU {statistics.median(cpu)} s")
+        print(f"    CPU of the imports' {ratio:.2f} [{min(cpu) / bare:.2f}, {max(cpu) / bare:.2f}]", flush=True)
+
+
+def timed(command: list[str], folder: str) -> tuple[float, float]:
+    """Return the wall and the CPU seconds of a command."""
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - begun
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def differences(before: Any, after: Any) -> Iterator[str]:

@@ -177,8 +177,7 @@ def _significant(options: Options) -> None:
         raise StoreError(f"{path} has no automatic labels yet; make them with icebear label --auto.")
     labels = most_significant(tried)
     rows = labels[: options.top]
-    title = (
-        f"{len(labels):,} of {len(tried):,} pairs of neuron and sign have a significant label; false discovery rate 10 %"
-    )
+    pairs = f"{len(labels):,} of {len(tried):,} pairs of neuron and sign"
+    title = f"{pairs} have a significant label; false discovery rate 10 %"
     document = {**made_with, "tried": len(tried), "significant": [meaning.to_dict() for meaning in rows]}
     show(options.json, document, labels_table(rows, title), names=options.names)
