@@ -54,7 +54,6 @@ def test_deletion_and_insertion_are_by_how_much_the_number_falls_and_rises(model
         measures = tables.measures_of(row)
         assert measures[f"deletion, {fill}"] == pytest.approx(np.mean(falls), abs=1e-5)
         assert measures[f"insertion, {fill}"] == pytest.approx(np.mean(rises), abs=1e-5)
-        assert measures[f"both, {fill}"] == pytest.approx(np.mean(falls) + np.mean(rises), abs=1e-5)
 
 
 def test_the_centred_box_has_its_area_and_is_in_the_middle():
@@ -66,12 +65,33 @@ def test_the_centred_box_has_its_area_and_is_in_the_middle():
     assert torch.equal(box, box.flip(0))
 
 
-def test_relevance_inside_a_mask():
-    case = tables.Case("a", "a", "b", torch.zeros(3, 32, 32), torch.tensor([[1.0, 0.5], [0, 0]]))
-    scores = torch.tensor([[2.0, 2.0], [4.0, -8.0]])
-    row = tables.objects(None, case)(scores)
+def test_relevance_inside_a_mask(model):
+    mask = torch.zeros(4, 4)
+    mask[0, :2] = torch.tensor([1.0, 0.5])
+    case, scores = tables.Case("a", "a", "b", torch.randn(3, 32, 32), mask), torch.zeros(4, 4)
+    scores[0, :2], scores[1, :2] = 2.0, torch.tensor([4.0, -8.0])
+    row = tables.objects(model, case)(scores)
     assert row["inside"] == pytest.approx(3 / 8)
-    assert row["area"] == pytest.approx(1.5 / 4)
+    assert row["area"] == pytest.approx(1.5 / 16)
+    assert row["blur"] == tables.deletion(model, case)(scores)["blur"]
+
+
+def test_gaps_are_image_by_image():
+    """Of the same images, which are of two clusters, a method that another one has not seen twice."""
+    rows = [
+        {"image": image, "cluster": image[0], "method": method, "inside": inside, "area": 0.5}
+        | {"number": 0.0}
+        | {fill: {"number": 0.0, "deleted": [0.0], "inserted": [0.0]} for fill in tables.FILLS}
+        for method, each in {"a": {"p1": 0.5, "p2": 0.7, "q1": 0.3}, "b": {"p1": 0.4, "q1": 0.1}}.items()
+        for image, inside in each.items()
+    ]
+    means, (gap,) = tables.tables(rows, "a")
+    assert [(row["method"], row["images"], row["inside"]) for row in means] == [
+        ("a", "2", "0.400"),
+        ("b", "2", "0.250"),
+    ]
+    assert (gap["minus"], gap["inside"], gap["inside ±"]) == ("b", "0.150", "0.050")
+    assert "area" not in gap
 
 
 def test_a_rollout_is_the_product_of_attentions_half_of_which_passes_by(model):
