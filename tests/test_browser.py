@@ -157,7 +157,7 @@ def test_a_heatmap_has_keys_and_progress_is_said(chromium, address):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowLeft")
-    focus = "document.activeElement.title"
+    focus = "(() => { let e = document.activeElement; while (e.shadowRoot) e = e.shadowRoot.activeElement; return e.title })()"
     assert page.evaluate(focus) == tokens.nth(1).get_attribute("title")
     page.evaluate("""() => {
         const bar = Object.assign(document.createElement("div"), {textContent: "Reading"});
