@@ -14,7 +14,7 @@ from PIL import Image
 
 from icebear import Chat, attribute, load_model
 from icebear.app.web.why.about_image import ImageRequest
-from icebear.concepts.answers.image_words import MOST_REGIONS, WordMap, raised_words, regions
+from icebear.concepts.answers.image_words import MOST_REGIONS, WordMap, numbered, raised_words, regions
 from icebear.concepts.nodes.image_shares import image_shares
 from icebear.models.text.prompt_images import with_image
 from icebear.models.text.prompts import Prompt
@@ -150,3 +150,7 @@ def test_a_region_names_the_words_with_positive_relevance_there_and_their_contro
     maps = [WordMap(word, torch.tensor(patches)) for word, patches in values.items()]
     corner = regions(maps[0].patches)[0]
     assert raised_words(maps, corner) == [("bear", 5.0, pytest.approx(1 / 3)), ("a", 1.0, pytest.approx(11 / 3))]
+
+
+def test_a_word_that_occurs_again_has_its_number():
+    assert numbered(["a", "bear", "on", "a"]) == ["a (1 of 2)", "bear", "on", "a (2 of 2)"]

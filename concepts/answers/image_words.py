@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
@@ -56,6 +57,7 @@ def regions(patches: Tensor) -> list[Region]:
 
 class WordMap(NamedTuple):
     word: str
+    """With its number, if the answer has it several times."""
     patches: Tensor
     """(rows, columns) relevance of the patches, in logits."""
 
@@ -64,12 +66,23 @@ def word_maps(model: Model, answer: Answer, on_progress: OnProgress = unwatched)
     """Return the map of each word of an answer; of each token, if it has no words."""
     tokens, maps = answer.token_strings, []
     spans = list(words_of(tokens)) or [(position, position + 1) for position in range(len(tokens))]
-    for number, span in enumerate(spans):
+    texts = numbered(["".join(tokens[slice(*span)]).strip() for span in spans])
+    for number, (text, span) in enumerate(zip(texts, spans, strict=True)):
         on_progress(number, len(spans))
         relevance = attribute(model, answer, span=span, sites=())
         assert relevance.image is not None
-        maps.append(WordMap("".join(tokens[slice(*span)]).strip(), relevance.image.patches))
+        maps.append(WordMap(text, relevance.image.patches))
     return maps
+
+
+def numbered(words: Sequence[str]) -> list[str]:
+    """Return words, those that occur several times with their number."""
+    counts, before = Counter(words), Counter[str]()
+    names = []
+    for word in words:
+        before[word] += 1
+        names.append(f"{word} ({before[word]} of {counts[word]})" if counts[word] > 1 else word)
+    return names
 
 
 class RaisedWord(NamedTuple):
