@@ -1,9 +1,13 @@
 """Small random models of images and text, of every kind that icebear explains, and prompts for them."""
 
+from dataclasses import replace
+
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, GemmaConfig, LlamaConfig, Qwen2Config
 
 from icebear import Model
+from icebear.concepts.image_laws import pixel_blocks
+from icebear.models.objective import objective_of
 from icebear.models.prompt_image import PromptImage
 from icebear.models.text.prompt_images import with_image
 from icebear.models.text.prompts import Prompt
@@ -115,6 +119,46 @@ def prompt(kind, seed=0, dtype=torch.float64):
 
 def read_image(model, seed=0) -> PromptImage:
     return with_image(model, prompt(model.name, seed, model.dtype)).image
+
+
+TOWERS = ("vision_tower", "vision_model", "visual")
+
+
+def mix_once(model):
+    """Set weights so that patches mix only in the first text layer, by uniform attention."""
+    first_layer, *later = model.layer_modules
+    silent = [(first_layer, "q_proj k_proj down_proj"), *((layer, "o_proj down_proj") for layer in later)]
+    tower = next(getattr(model.net.model, name) for name in TOWERS if hasattr(model.net.model, name))
+    silent.append((tower, "out_proj proj projection_layer position_embedding pos_embed"))
+    for parent, names in silent:
+        for path, module in parent.named_modules():
+            if path.rpartition(".")[2] in names.split() and "patch_embed" not in path:
+                for parameter in module.parameters():
+                    parameter.zero_()
+    for path, parameter in model.net.named_parameters():
+        if path.endswith(("bias", "position_embeddings", "class_embedding", "cls_token")):
+            parameter.zero_()
+
+
+def plant(model, prompt, token, answer):
+    """Set the row of the unembedding of an answer so that it has 1 with the image as it is, 1 without any other patch,
+    and 0 without one token of the image; after `mix_once`, where words are zero."""
+    streams = final_streams(model, prompt)
+    wanted = torch.ones(len(streams), dtype=streams.dtype)
+    wanted[1 + token] = 0
+    model.net.get_output_embeddings().weight[answer] = torch.linalg.pinv(streams) @ wanted
+
+
+def final_streams(model, prompt):
+    """Return the residual stream after the final norm at the last token: of the image, and without each patch."""
+    image = prompt.image
+    images = tuple(scaled(image, factor) for factor in (1, *(1 - block for block in pixel_blocks(image))))
+    batch = objective_of(model, [prompt]).batch
+    return model.final_stream(replace(batch.rows([0] * len(images)), images=images))[:, -1]
+
+
+def scaled(image, factor):
+    return replace(image, inputs={**image.inputs, "pixel_values": image.values * factor})
 
 
 WORDS = "<s> </s> what is this that ? a bear user assistant : Describe it".split()

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from icebear import Chat, Model, attribute, circuit, explain, load_model
 from icebear.app.cli.main import main
-from icebear.concepts.image_laws import image_laws, misplaced, pixel_blocks
+from icebear.concepts.image_laws import image_laws, misplaced
 from icebear.concepts.nodes.image_shares import image_shares
 from icebear.concepts.nodes.patch_controls import patch_controls
 from icebear.concepts.results.result import Relevance
@@ -69,29 +69,12 @@ def test_the_forward_pass_is_the_models_own(kind):
 
 
 DRAWS, CONTRAST = 20, 3
-TOWERS = ("vision_tower", "vision_model", "visual")
 
 
 def planted(kind):
-    """A model in which patches mix only in the first text layer, by uniform attention, and words are zero, and prompts
-    whose answer one patch decides.
-
-    The row of the unembedding of each prompt's answer is set so that the answer has 1 with the image as it is, 1
-    without any other patch, and 0 without the planted one. The contrast has 0.
-    """
+    """A model of patches that mix once, and prompts whose answer one patch decides. The contrast has 0."""
     model = pictured.made(kind)
-    first_layer, *later = model.layer_modules
-    silent = [(first_layer, "q_proj k_proj down_proj"), *((layer, "o_proj down_proj") for layer in later)]
-    tower = next(getattr(model.net.model, name) for name in TOWERS if hasattr(model.net.model, name))
-    silent.append((tower, "out_proj proj projection_layer position_embedding pos_embed"))
-    for parent, names in silent:
-        for path, module in parent.named_modules():
-            if path.rpartition(".")[2] in names.split() and "patch_embed" not in path:
-                for parameter in module.parameters():
-                    parameter.zero_()
-    for path, parameter in model.net.named_parameters():
-        if path.endswith(("bias", "position_embeddings", "class_embedding", "cls_token")):
-            parameter.zero_()
+    pictured.mix_once(model)
     text = pictured.ids(kind)
     model.embeddings[0].weight[text] = 0
     images = [pictured.pixels(kind, seed) for seed in range(DRAWS)]
@@ -99,21 +82,9 @@ def planted(kind):
     chosen = [(7 * seed + seed // 3) % pictured.TOKENS[kind] for seed in range(DRAWS)]
     answers = [token for token in range(64) if token not in (*text, CONTRAST)][:DRAWS]
     for prompt, token, answer in zip(prompts, chosen, answers, strict=True):
-        streams = final_streams(model, prompt)
-        wanted = torch.ones(len(streams), dtype=torch.float64)
-        wanted[1 + token] = 0
-        model.net.get_output_embeddings().weight[answer] = torch.linalg.pinv(streams) @ wanted
+        pictured.plant(model, prompt, token, answer)
     model.net.get_output_embeddings().weight[CONTRAST] = 0
     return model, prompts, chosen, answers
-
-
-def final_streams(model, prompt):
-    """Return the residual stream after the final norm at the last token: of the image, and without each patch."""
-    image = prompt.image
-    blocks = pixel_blocks(image)
-    images = tuple(scaled(image, factor) for factor in (1, *(1 - block for block in blocks)))
-    batch = objective_of(model, [prompt]).batch
-    return model.final_stream(replace(batch.rows([0] * len(images)), images=images))[:, -1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,13 +104,9 @@ def test_a_planted_patch_is_first_in_20_of_20(kind):
         assert [first(result) for result in compared] == chosen
 
 
-def scaled(image, factor):
-    return replace(image, inputs={**image.inputs, "pixel_values": image.values * factor})
-
-
 def without(prompt):
     """Return the prompt with an image too dark to count; SmolVLM leaves out images of zeros."""
-    return replace(prompt, image=scaled(prompt.image, 1e-30))
+    return replace(prompt, image=pictured.scaled(prompt.image, 1e-30))
 
 
 def first(result):

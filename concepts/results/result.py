@@ -467,15 +467,17 @@ class Relevance(SavedResult, Tabled):
     def heatmap(self) -> Markup:
         """Return the tokens on the color of their relevance, or the image, as HTML."""
         picture = render("icebear/image.html", png=b64encode(self.image.png()).decode()) if self.image else Markup("")
-        if self.prompt.is_image:
-            return picture
+        return picture if self.prompt.is_image else picture + self.text_heatmap()
+
+    def text_heatmap(self) -> Markup:
+        """Return the tokens of the text on the color of their relevance, as HTML."""
         prompt, values = self.prompt, self.tokens.tolist()
         shown = [position for position in range(len(values)) if position not in {*prompt.image_positions}]
         sinks, template = (
             [number for number, position in enumerate(shown) if position in {*gray}]
             for gray in (prompt.sinks, prompt.template)
         )
-        return picture + heatmap([prompt.strings[p] for p in shown], [values[p] for p in shown], sinks, template)
+        return heatmap([prompt.strings[p] for p in shown], [values[p] for p in shown], sinks, template)
 
     def _fragment(self, k: int) -> Markup:
         """Return the target, the heatmap, conservation and the top k neurons."""

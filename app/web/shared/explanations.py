@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -58,6 +59,13 @@ def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str |
     """Return the relevance for words of an answer, cached for all visitors; neurons only at the last word."""
     answer = answer_at(served.model_name(), chat, turn)
     return _attributed((chat, turn, span, contrast), answer, contrast=contrast, span=span, record="last")
+
+
+def explained_about_image(key: Hashable, answer: Answer, span: tuple[int, int]) -> Relevance:
+    """Return the relevance of an image and its prompt for words of an answer, cached for all visitors.
+
+    key: what the answer was generated from."""
+    return _attributed((key, span), answer, span=span, sites=())
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

@@ -52,7 +52,7 @@ def prompts(label: str = "Compared with (counterfactual prompt)") -> tuple[str, 
     Once after a prompt was typed, icebear fills them, unless a person does; the page ends here while it looks."""
     job = counterfactuals.choose()
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
-    prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=PROMPT, on_change=counterfactuals.forget)
+    prompt = prompt_field(row[0])
     counterfactual = counterfactuals.field(DEFAULT_EXAMPLE.fields[1] if prompt == PROMPT else "", label)
     if job:
         # No run waits for it: a request of the browser from before the field was filled would empty the field again.
@@ -60,6 +60,11 @@ def prompts(label: str = "Compared with (counterfactual prompt)") -> tuple[str, 
         st.stop()
     counterfactuals.show_choice(prompt, counterfactual)
     return prompt, counterfactual, row[1:]
+
+
+def prompt_field(slot: Any) -> str:
+    """Draw the field for the prompt."""
+    return links.bound(slot.text_input, "Prompt", "prompt", value=PROMPT, on_change=counterfactuals.forget)
 
 
 def answers(prompt: str, counterfactual: str | None) -> Answers | SavedExplanation:

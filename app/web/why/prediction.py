@@ -39,19 +39,35 @@ RATHER = Markup("<span>not <i>{}</i></span>")
 
 
 def show() -> None:
-    """Show an example from its file if these are its prompts, which needs no model; else what is measured."""
-    prompt, counterfactual, slots = question.prompts()
+    """Show an answer about an image, if there is an image; an example from its file if these are its prompts, which
+    needs no model; else what is measured."""
     try:
-        _explained(prompt, counterfactual, slots)
+        uploaded = question.module("why.about_image").field() if _reads_images() else None
+        if uploaded:
+            question.module("why.about_image").show(uploaded)
+        else:
+            _explained()
     except IcebearError as error:
         st.error(markdown.message(error))
     gallery.show()
 
 
-def _explained(prompt: str, counterfactual: str | None, slots: Any) -> None:
+def _reads_images() -> bool:
+    """Return whether the model is loaded, and reads images with a text."""
+    model = jobs.loading().result
+    return model is not None and model.vision is not None
+
+
+def _explained() -> None:
+    had_field = _reads_images()
+    prompt, counterfactual, slots = question.prompts()
     example = gallery.known(prompt, counterfactual)
-    if not example and measuring().offered_to_shorten(prompt):
-        return
+    if not example:
+        jobs.model()
+        if _reads_images() and not had_field:  # the page waited for the model
+            st.rerun()
+        if measuring().offered_to_shorten(prompt):
+            return
     answers = question.answers(prompt, counterfactual)
     target, contrast = question.target(slots[0], answers), question.contrast(slots[1], answers)
     method = st.session_state.get("method") or st.query_params.get("method")
