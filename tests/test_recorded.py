@@ -153,8 +153,8 @@ def test_reasoning_that_a_template_writes_is_read(thinker):
     request = sources_request(thinker, later, "sentence", None)
     assert {"Notes say milk. ", "So it is done."} <= {source.text for source in request.sources}
     without = request.without([[source.text for source in request.sources].index("Notes say milk. ")])
-    assert without.messages[4]["reasoning_content"] == "So it is done."
-    assert without.messages[4]["content"] == "It is done."
+    assert without.chat.messages[4]["reasoning_content"] == "So it is done."
+    assert without.chat.messages[4]["content"] == "It is done."
 
 
 def test_reasoning_is_written_where_the_template_opens_it():
