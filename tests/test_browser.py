@@ -157,7 +157,11 @@ def test_a_heatmap_has_keys_and_progress_is_said(chromium, address):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowLeft")
-    focus = "(() => { let e = document.activeElement; while (e.shadowRoot) e = e.shadowRoot.activeElement; return e.title })()"
+    focus = """(() => {
+        let focused = document.activeElement;
+        while (focused.shadowRoot) focused = focused.shadowRoot.activeElement;
+        return focused.title;
+    })()"""
     assert page.evaluate(focus) == tokens.nth(1).get_attribute("title")
     page.evaluate("""() => {
         const bar = Object.assign(document.createElement("div"), {textContent: "Reading"});

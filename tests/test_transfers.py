@@ -162,7 +162,7 @@ ALLOWED = {
         "concepts/passes/inputs.py Stream.sinks": "mask nonzero tolist",
     },
     "a result: one number a token, the k largest neurons, sums by layer and head": {
-        "concepts/passes/prompt.py prompt_relevance": "cpu",
+        "concepts/passes/prompt.py token_relevance": "cpu",
         "concepts/passes/neuron_recorders.py LargestNeurons._ranked": "cpu",
         "concepts/passes/neuron_recorders.py LargestNeurons.row": "cpu",
         "concepts/results/ranking.py NeuronScores._top_of_site": "tolist",
@@ -186,7 +186,7 @@ ALLOWED = {
         "steering/flipping/last_token.py LastToken.gradients": "cpu",
         "steering/flipping/last_token.py LastToken.logits": "cpu",
         "steering/flipping/flip.py _gradients": "__bool__ mask",
-        "steering/flipping/phrases.py flip_holds": "tolist",
+        "steering/flipping/phrases.py holds": "tolist",
     },
     "the tables of an index lie on the CPU, for they are of all neurons; each layer adds to them once a batch": {
         "actmax/index/activation_statistics.py Histogram.add": "cpu",

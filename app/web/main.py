@@ -47,7 +47,7 @@ PAGE_SCRIPT = """<script>if (!history.oneStep) {
   }, 3000);
   addEventListener("keydown", (event) => {
     const side = {ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling"}[event.key];
-    const token = side && event.composedPath()[0].closest?.(".tokens span")?.[side];  // a picture may be in a shadow root
+    const token = side && event.composedPath()[0].closest?.(".tokens span")?.[side];  // also in a shadow root
     if (!token?.matches("span")) return;
     event.preventDefault();
     token.focus();
