@@ -60,7 +60,8 @@ Neighbors = list[tuple[int, str, float]]
 
 @reads
 def by_words(store: Tables, text: str, k: int = 20, text_vector: np.ndarray | None = None) -> list[Hit]:
-    """Return what `Store.search` does, but k results of each kind (`BY`), which are lists of their own.
+    """Return what `Store.search` does, but k results of each kind (`BY`), which are lists of their own. Those of a text
+    of several words that has a vector are in order of meaning alone.
 
     text_vector: the vector (D,) of the text by the encoder of the index; else the mean of sentences with the words.
     Arrays have a number for each side, at 2 * neuron id + (polarity is -).
@@ -77,12 +78,12 @@ def by_words(store: Tables, text: str, k: int = 20, text_vector: np.ndarray | No
         sentences = _by_sentences(store, query)
     else:
         sentences, least_about = _by_meaning(store, text_vector, sides)
-    chance = totals * (store.sentences.count(query) / store.count("sentences"))
-    scores: np.ndarray = (counts - chance) / np.sqrt(chance + 1) + sentences + OUTPUT * outputs
-    for side, (_, z) in labels.items():
-        scores[side] += z
-    if text_vector is not None and len({word.lower() for word in words} - STOP_WORDS) > 1:
-        scores = sentences
+    scores: np.ndarray = sentences
+    if text_vector is None or len({word.lower() for word in words} - STOP_WORDS) < 2:
+        chance = totals * (store.sentences.count(query) / store.count("sentences"))
+        scores = (counts - chance) / np.sqrt(chance + 1) + sentences + OUTPUT * outputs
+        for side, (_, z) in labels.items():
+            scores[side] += z
     matched = counts > 0
     matched[list(labels)] = True
     matched |= sentences > least_about

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import torch
+from PIL import Image, ImageDraw
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, GemmaConfig, LlamaConfig, Qwen2Config
 
-from icebear import Model
+from icebear import Model, load_model
 from icebear.concepts.image_laws import pixel_blocks
 from icebear.models.objective import objective_of
 from icebear.models.prompt_image import PromptImage
@@ -223,3 +224,12 @@ def save(kind, folder):
     tokenizer(kind).save_pretrained(folder)
     image_processor(kind).save_pretrained(folder)
     return folder
+
+
+def loaded(kind, folder):
+    """Return a model of a folder, with its tokenizer and image processor, and the folder, with a wide picture
+    `bear.png`."""
+    picture = Image.new("RGB", (80, 40), "white")
+    ImageDraw.Draw(picture).ellipse((50, 5, 75, 35), fill="saddlebrown")
+    picture.save(save(kind, folder) / "bear.png")
+    return load_model(str(folder), dtype="float32", device="cpu"), folder

@@ -6,9 +6,9 @@ import pictured
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from icebear import Chat, InputError, attribute, load_model, matrix, source_breakdown, sources
+from icebear import Chat, InputError, attribute, matrix, source_breakdown, sources
 from icebear.app.cli.main import main
 from icebear.concepts.methods.attnlrp import CP_LRP
 from icebear.models.objective import objective_of
@@ -23,11 +23,7 @@ TEXT = "".join(PARTS) + "what is this?"
 
 @pytest.fixture(scope="module", params=KINDS)
 def loaded(request, tmp_path_factory):
-    folder = pictured.save(request.param, tmp_path_factory.mktemp(request.param))
-    picture = Image.new("RGB", (80, 40), "white")
-    ImageDraw.Draw(picture).ellipse((50, 5, 75, 35), fill="saddlebrown")
-    picture.save(folder / "bear.png")
-    return load_model(str(folder), dtype="float32", device="cpu"), folder
+    return pictured.loaded(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def chat(text=TEXT, image=None):

@@ -9,10 +9,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import Double
-from PIL import Image, ImageDraw
+from PIL import Image
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
-from icebear import Chat, Model, attribute, circuit, explain, load_model
+from icebear import Chat, Model, attribute, circuit, explain
 from icebear.app.cli.main import main
 from icebear.concepts.image_laws import image_laws, misplaced
 from icebear.concepts.nodes.image_shares import image_shares
@@ -187,11 +187,7 @@ def test_patches_follow_each_other_as_the_processor_makes_them():
 @pytest.fixture(scope="module", params=KINDS)
 def loaded(request, tmp_path_factory):
     """A model of a folder, with its tokenizer and image processor, and the path of a wide picture."""
-    folder = pictured.save(request.param, tmp_path_factory.mktemp(request.param))
-    picture = Image.new("RGB", (80, 40), "white")
-    ImageDraw.Draw(picture).ellipse((50, 5, 75, 35), fill="saddlebrown")
-    picture.save(folder / "bear.png")
-    return load_model(str(folder), dtype="float32", device="cpu"), folder
+    return pictured.loaded(request.param, tmp_path_factory.mktemp(request.param))
 
 
 GRIDS = {"smolvlm": (1, 2), "internvl": (1, 2)}
@@ -272,11 +268,7 @@ def test_smolvlms_text_of_tiles_is_transformers_own(rows, columns):
 @pytest.fixture(scope="module")
 def smolvlm(tmp_path_factory):
     """A model of tiles, and the path of a wide picture."""
-    folder = pictured.save("smolvlm", tmp_path_factory.mktemp("tiles"))
-    picture = Image.new("RGB", (80, 40), "white")
-    ImageDraw.Draw(picture).ellipse((50, 5, 75, 35), fill="saddlebrown")
-    picture.save(folder / "bear.png")
-    return load_model(str(folder), dtype="float32", device="cpu"), folder
+    return pictured.loaded("smolvlm", tmp_path_factory.mktemp("tiles"))
 
 
 def test_the_shares_are_those_of_the_parts_also_with_the_image_blurred(smolvlm):
