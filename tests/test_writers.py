@@ -50,7 +50,6 @@ ALLOWED = {
     "models/loading/conversion.py from_gguf": "inside such a folder",
     "models/loading/conversion.py make": "inside such a folder",
     "models/loading/onnx_files.py from_dinov2_onnx": "inside such a folder",
-    "app/web/neurons.py _search_by_image": "an uploaded image, in a temporary folder",
     "models/loading/conversion.py as_they_are": "inside such a folder",
     "actmax/index/corpus.py make": "inside such a folder",
     "evaluation/runner.py finished": "cuts a last line off that was only partly written",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import streamlit as st
@@ -23,6 +21,7 @@ from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words, padded, words_of
 from icebear.errors import InputError
 from icebear.models.image_examples import ENDINGS
+from icebear.models.text.images import read_picture
 from icebear.records import WRITERS, Example, Hit, Neuron
 
 HITS = 50
@@ -94,11 +93,10 @@ def _search_by_image(uploaded: Any) -> None:
             "Choose an image: the neurons whose strongest images are like it are shown, by the model's features."
         )
         return
-    with served.store() as opened, TemporaryDirectory() as folder:
-        model, path = jobs.fitting(opened), Path(folder, "image")
-        path.write_bytes(uploaded.getvalue())
+    with served.store() as opened:
+        model = jobs.fitting(opened)
         try:
-            result = search_image(model, opened, path, PAGE_HITS)
+            result = search_image(model, opened, read_picture(uploaded), PAGE_HITS)
         except InputError:
             st.error("This file cannot be read as an image; choose another one.")
             return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inspect import ismethod
 from operator import ge
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -101,17 +101,18 @@ def _pixels(model: Reader, image: Any) -> Tensor:
     return model.processor(images=picture.convert("RGB"), return_tensors="pt")["pixel_values"][0]
 
 
-def read_picture(path: str | Path) -> Image:
-    """Return the picture in a file, the right way up. Raises `InputError`."""
+def read_picture(file: str | Path | BinaryIO) -> Image:
+    """Return the picture in a file, by its path or open, the right way up. Raises `InputError`."""
     need("images")
     from PIL import Image, ImageOps
 
     try:
-        picture = Image.open(existing(path), formats=FORMATS)
+        picture = Image.open(existing(file) if isinstance(file, (str, Path)) else file, formats=FORMATS)
         picture.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        name = getattr(file, "name", file)
         raise InputError(
-            f"{path} cannot be read as an image ({error}); give a file of one of the formats {', '.join(FORMATS)}."
+            f"{name} cannot be read as an image ({error}); give a file of one of the formats {', '.join(FORMATS)}."
         ) from None
     return ImageOps.exif_transpose(picture)
 

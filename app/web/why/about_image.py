@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import streamlit as st
@@ -55,7 +53,7 @@ def show(uploaded: Any) -> None:
     """Show the answer about an uploaded image, and the region and the tokens behind the word that is selected."""
     prompt, is_message = question.prompt_field(st), _asked_as_message()
     try:
-        picture = _read(uploaded)
+        picture = read_picture(uploaded)
     except InputError:
         st.error("This file cannot be read as an image; choose another one.")
         return
@@ -74,14 +72,6 @@ def _asked_as_message() -> bool:
     """Draw the choice of a model of chats: whether the prompt is a message."""
     has_template = bool(getattr(jobs.model().tokenizer, "chat_template", None))
     return has_template and links.bound(st.toggle, "Ask it as a chat message", "as_message", value=True)
-
-
-def _read(uploaded: Any) -> Any:
-    """Return the picture in an uploaded file. Raises `InputError`."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "image")
-        path.write_bytes(uploaded.getvalue())
-        return read_picture(path)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
