@@ -26,9 +26,23 @@ from icebear.steering.token_tracker import Act, TokenTracker
 from icebear.values import check_int, real, several, shown, typed
 
 Statistic = Callable[[Neuron, str], float]
+SourceActivations = dict[tuple[str, int], Tensor]
+"""Site and layer -> activations (S, N) at all tokens of the prompt of a swap."""
 
 _READING: ContextVar[bool] = ContextVar("reading", default=False)
 """Whether the prompt of a swap is read, in a pass without edits."""
+_READ: ContextVar[dict[tuple[SwapSource, tuple[str, ...]], SourceActivations] | None] = ContextVar("read", default=None)
+"""What `reading_sources_once` has read."""
+
+
+@contextmanager
+def reading_sources_once() -> Iterator[None]:
+    """Inside, where one model is used and stays as it is, several `steer` read the prompt of a swap once."""
+    read = _READ.set({})
+    try:
+        yield
+    finally:
+        _READ.reset(read)
 
 
 @typed
@@ -183,20 +197,36 @@ def _swapped_values(model: Model, edits: Iterable[Edit]) -> dict[Edit, Tensor]:
             by_source.setdefault(edit.source, []).append(edit)
     swapped: dict[Edit, Tensor] = {}
     for source, swaps in by_source.items():
-        objective = objective_of(model, [source if isinstance(source, str) else list(source)])
-        values = Values(model, objective.batch, list(dict.fromkeys(neuron_site(edit.neuron.site) for edit in swaps)))
-        reading = _READING.set(True)
-        try:
-            forward(model, Logits(objective), [values])
-        finally:
-            _READING.reset(reading)
+        sites = tuple(dict.fromkeys(neuron_site(edit.neuron.site) for edit in swaps))
+        activations = _source_activations(model, source, sites)
         for edit in swaps:
-            span = objective.batch.span_of(model.stack_of(edit.neuron.layer))
-            read = values.activations(0)[neuron_site(edit.neuron.site)][edit.neuron.layer, span]
+            read = activations[neuron_site(edit.neuron.site), edit.neuron.layer]
             if last_position(edit.where) >= len(read):
                 raise InputError(f"{edit} reads a token that its prompt does not have; it has {len(read)} tokens.")
             swapped[edit] = read[:, neuron_columns(edit.neuron, model.head_dim)].clone()  # a view keeps all neurons
     return swapped
+
+
+def _source_activations(model: Model, source: SwapSource, sites: tuple[str, ...]) -> SourceActivations:
+    known = _READ.get()
+    if known is not None and (source, sites) in known:
+        return known[source, sites]
+    objective = objective_of(model, [source if isinstance(source, str) else list(source)])
+    values = Values(model, objective.batch, sites)
+    reading = _READING.set(True)
+    try:
+        forward(model, Logits(objective), [values])
+    finally:
+        _READING.reset(reading)
+    span = lambda layer: objective.batch.span_of(model.stack_of(layer))  # noqa: E731
+    read = {
+        (site, layer): activations[layer, span(layer)]
+        for site, activations in values.activations(0).items()
+        for layer in model.layers_with(site)
+    }
+    if known is not None:
+        known[source, sites] = read
+    return read
 
 
 def _apply(

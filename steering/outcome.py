@@ -17,7 +17,7 @@ from icebear.models.objective import objective_of
 from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.recipe import Recipe
 from icebear.records import RandomControl, TokenScore
-from icebear.steering.apply import Statistic
+from icebear.steering.apply import Statistic, reading_sources_once
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.dose import dose
@@ -239,7 +239,8 @@ def _with_side_effects(
     on_step: Callable[[int], None],
 ) -> Outcome:
     kls = []
-    for number, row in enumerate([edits, *draws[:KL_DRAWS]]):
-        on_step(KL_STEPS * number)
-        kls.append(contexts.off_target_kl(row))
+    with reading_sources_once():
+        for number, row in enumerate([edits, *draws[:KL_DRAWS]]):
+            on_step(KL_STEPS * number)
+            kls.append(contexts.off_target_kl(row))
     return replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))

@@ -19,7 +19,7 @@ from icebear.models.objective import Objective, Token, likelier_form, objective_
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import Neuron, RandomControl
-from icebear.steering.apply import Statistic, steer
+from icebear.steering.apply import Statistic, reading_sources_once, steer
 from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, plural, seed_of, typed
 
@@ -119,6 +119,7 @@ def logits_under(
         part = edits[start : start + size]
         with ExitStack() as edited:
             edited.enter_context(model.lock)
+            edited.enter_context(reading_sources_once())
             for row, row_edits in enumerate(part):
                 edited.enter_context(steer(model, row_edits, rows=[row]))
             logits = model.logits(objective.rows([0] * len(part)).batch, list(objective.positions[0][:1]))

@@ -15,6 +15,7 @@ from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.edits import acts_at, parse_edits
 from icebear.errors import InputError, RecipeError
 from icebear.models.model import Model
+from icebear.steering.apply import reading_sources_once
 from icebear.steering.outcome import KL_DRAWS, SEED, answer_outcomes, outcome_of_steering
 from icebear.steering.random_edits import random_edits
 
@@ -217,6 +218,29 @@ def test_a_swap_reads_tokens_of_its_prompt_without_edits(llama):
         assert torch.allclose(of(IDS).activation("ffn")[2, :, 3], there[-1].expand(len(IDS)))
     with pytest.raises(InputError), steer(llama, Edit.from_prompt("L2.ffn.3", "other", "position:9")):
         pass
+
+
+@pytest.mark.usefixtures("other")
+def test_a_prompt_of_swaps_is_read_once_where_nothing_changes(llama):
+    swaps = [Edit.from_prompt("L2.ffn.3", "other"), Edit.from_prompt("L1.ffn.5", "other")]
+    swaps.append(Edit.from_prompt("L2.ffn.3", (1, 2)))
+    passes = []
+    handle = llama.net.register_forward_hook(lambda *_: passes.append(0))
+
+    def under_each():
+        logits = []
+        for swap in swaps:
+            with steer(llama, "L0.ffn.1=7"), steer(llama, swap):
+                logits.append(llama.next_logits(IDS))
+        return torch.stack(logits)
+
+    each, count = under_each(), len(passes)
+    with reading_sources_once():
+        once = under_each()
+    handle.remove()
+    assert torch.equal(once, each)
+    assert (count, len(passes) - count) == (6, 5)  # a swap and its prompt; two have the same prompt
+    assert (each[0] - each[1]).abs().max() > 1e-4
 
 
 def test_decay_moves_part_of_the_way(llama):
