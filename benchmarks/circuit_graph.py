@@ -183,7 +183,9 @@ def _choices(graph: Graph, name: str) -> dict[str, dict[str, float]]:
         for order, ordered in orders.items()
         for count in CHOSEN
     }
-    shares = checks.recovered(graph, [checks.sources_by_target(graph, edges) for edges in chosen.values()])
+    shares = checks.recovered(
+        graph, checks.fixed_neurons(graph), [checks.sources_by_target(graph, edges) for edges in chosen.values()]
+    )
     ends = {key: {(edge.source.id, edge.target.id) for edge in edges} for key, edges in chosen.items()}
     return {
         f"{name}, {count} edges by {order}": {

@@ -26,6 +26,7 @@ from icebear import Model, attribute, stages, steer
 from icebear.concepts.circuits import checks, drawing, edges, fixed_neurons, nodes
 from icebear.concepts.circuits.circuit import circuit, graph_of
 from icebear.concepts.circuits.circuit_records import CircuitToken, Group, Node, Remainder, below
+from icebear.concepts.circuits.fixed_neurons import FixedPass
 from icebear.concepts.circuits.groups import grouped
 from icebear.concepts.circuits.measured_edges import EdgeMeasurement
 from icebear.concepts.passes import prefix
@@ -116,6 +117,27 @@ class Layers:
             return jacobian(answer, last).flatten()
         layer, position, index = target
         return jacobian(lambda x: self.activations(layer, x)[0, position, index], self.streams[layer]).flatten()
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 10_000])  # one row, a few, or all rows in a pass
+def test_a_pass_takes_the_values_of_another_as_if_run_after_it(graph, monkeypatch, tokens):
+    fixed = checks.fixed_neurons(graph)
+    heights = [node.height for node in graph.nodes]
+    low, middle, high = (heights.index(height) for height in sorted(set(heights))[:3])
+
+    def chained(take):
+        """(4,) the answers of passes in each of which a node has its value in the pass before."""
+        rows = [FixedPass(1, fixed.differing)]
+        for node in (low, middle, high):
+            rows.append(FixedPass(1, [], {node: take(rows[-1], node)}))
+        return fixed.run(rows)[1]
+
+    with Double():
+        expected = chained(lambda row, node: fixed.run([row])[0][node][0])
+        monkeypatch.setattr(fixed_neurons, "TOKENS_PER_PASS", tokens)
+        result = chained(lambda row, node: row)
+    assert torch.allclose(result, expected, rtol=1e-9)
+    assert (expected[1:] - expected[0]).abs().min() > 1e-6
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral"])

@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from icebear.concepts.circuits.circuit_records import Edge, EdgeFaithfulness, below
 from icebear.concepts.circuits.fixed_neurons import FixedNeurons, FixedPass
@@ -44,7 +43,7 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
         by_target = sources_by_target(graph, edges)
         choices += [by_target, *_random_edges(graph, connected, len(edges), generator)]
         choices += (_matched_edges(graph, by_target, possible, generator) for _ in range(RANDOM_EDGE_SETS))
-    all_edges, *shares = recovered(graph, choices)
+    all_edges, *shares = recovered(graph, fixed_neurons(graph), choices)
     results, size = [], 1 + 2 * RANDOM_EDGE_SETS  # the edges, random ones, and random ones into the same targets
     for number, edges in enumerate(chosen):
         share, *drawn = shares[number * size : (number + 1) * size]
@@ -59,11 +58,12 @@ def enough_edges(graph: Wiring) -> tuple[int, EdgeFaithfulness]:
     recover as much, or all edges nothing."""
     counts = sorted({min(count, len(graph.edges)) for count in EDGE_COUNTS})
     edges = [sources_by_target(graph, graph.edges[:count]) for count in counts]
-    everything, *shares = recovered(graph, [_possible(graph), *edges])
+    fixed = fixed_neurons(graph)
+    everything, *shares = recovered(graph, fixed, [_possible(graph), *edges])
     enough = (count for count, share in zip(counts, shares, strict=True) if share >= ENOUGH * everything)
     count = next(enough, counts[-1])
     connected, generator = _connected(graph), torch.Generator().manual_seed(0)
-    random = fmean(recovered(graph, _random_edges(graph, connected, count, generator)))
+    random = fmean(recovered(graph, fixed, _random_edges(graph, connected, count, generator)))
     share, total = shares[counts.index(count)], len(connected)
     check = EdgeFaithfulness(count, total, share, random, everything)
     is_above = everything > 0 and (count == total or share - random > CHANCE * everything)
@@ -122,28 +122,19 @@ def _matched_edges(
     return drawn
 
 
-def recovered(graph: Wiring, choices: Sequence[SourceNumbers]) -> list[float]:
+def fixed_neurons(graph: Wiring) -> FixedNeurons:
+    return FixedNeurons(graph.model, graph.relevance, graph.token_nodes, graph.whole_parts)
+
+
+def recovered(graph: Wiring, fixed: FixedNeurons, choices: Sequence[SourceNumbers]) -> list[float]:
     """Return the share of the difference between both prompts that each of several choices of edges recovers."""
-    relevance, count = graph.relevance, len(graph.tokens)
-    fixed = FixedNeurons(graph.model, relevance, graph.token_nodes, graph.whole_parts)
-    values: list[dict[int, Tensor]] = [{} for _ in choices]
-
-    def rows(target: int) -> list[FixedPass]:
-        return [
-            FixedPass(
-                1,
-                [number for number in sources[target] if number < count],
-                {number - count: known[number - count] for number in sources[target] if number >= count},
-            )
-            for sources, known in zip(choices, values, strict=True)
-        ]
-
-    for _, group in groupby(range(len(graph.nodes)), key=lambda number: graph.nodes[number].height):
-        level = list(group)
-        nodes, _ = fixed.run([row for number in level for row in rows(number)], graph.nodes[level[0]].neuron.layer + 1)
-        for index, number in enumerate(level):
-            for choice, known in enumerate(values):
-                known[number] = nodes[number][index * len(choices) + choice]
-    _, answers = fixed.run(rows(len(graph.nodes)))
+    relevance, count, ends = graph.relevance, len(graph.tokens), []
+    for by_target in choices:
+        passes: list[FixedPass] = []  # that each node, then the answer, is computed in
+        for sources in by_target:
+            tokens, nodes = [n for n in sources if n < count], [n - count for n in sources if n >= count]
+            passes.append(FixedPass(1, tokens, {number: passes[number] for number in nodes}))
+        ends.append(passes[-1])
+    _, answers = fixed.run(ends)
     (number_c,), difference = relevance.counterfactual.numbers, relevance.conservation().target  # type: ignore[union-attr]
     return [(answer - number_c) / difference for answer in answers.tolist()]

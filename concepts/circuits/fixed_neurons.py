@@ -1,12 +1,12 @@
 """Forward passes in which every neuron where edges stop keeps its value in one of two prompts, or takes a given value.
 
-A node is read before it is fixed. Whole parts are recomputed.
+A node is read before it is fixed. Whole parts are recomputed. A pass may take values that a node has in another one of
+the same batch: layers run in order, and the values that a layer reads are those of lower layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from icebear.concepts.circuits.nodes import pair_of, probes
 from icebear.concepts.circuits.stages_set import whole_tokens
 from icebear.concepts.passes.inputs import input_hooks
 from icebear.concepts.passes.prefix import after_common_beginning
-from icebear.concepts.passes.run import Logits, TokenNode, first_layers, forward
+from icebear.concepts.passes.run import Logits, TokenNode, forward
 from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import WholePart
@@ -37,14 +37,32 @@ class FixedPass:
     """0 for the prompt, 1 for the counterfactual prompt."""
     tokens: Sequence[int] = ()
     """Tokens with the embedding (patches with the pixels) that they have in the other prompt."""
-    nodes: Mapping[int, Tensor] = field(default_factory=dict)
-    """Number of a node -> the values (n,) that it takes."""
+    nodes: Mapping[int, Tensor | FixedPass] = field(default_factory=dict)
+    """Number of a node -> the values (n,) that it takes, or the pass before whose fixing it has them."""
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What two equal passes have in common."""
-        values = sorted((number, tuple(x.tolist())) for number, x in self.nodes.items())
-        return self.base, tuple(sorted(self.tokens)), tuple(values)
+
+class _Passes:
+    """Passes without repetitions, each after those whose values it takes: few sources of low nodes are connected, so
+    many are alike."""
+
+    def __init__(self, rows: Sequence[FixedPass]) -> None:
+        self._numbers: dict[FixedPass, int] = {}
+        self._by_key: dict[tuple[Any, ...], int] = {}
+        self.different: list[FixedPass] = []
+        self.of_rows = [self.number(row) for row in rows]
+
+    def number(self, row: FixedPass) -> int:
+        """Return the number of the pass among the different ones."""
+        if row not in self._numbers:
+            values = {
+                n: self.number(x) if isinstance(x, FixedPass) else tuple(x.tolist()) for n, x in row.nodes.items()
+            }
+            key = row.base, tuple(sorted(row.tokens)), tuple(sorted(values.items()))
+            if key not in self._by_key:
+                self._by_key[key] = len(self.different)
+                self.different.append(row)
+            self._numbers[row] = self._by_key[key]
+        return self._numbers[row]
 
 
 class FixedNeurons:
@@ -84,26 +102,21 @@ class FixedNeurons:
         return self.values[base][probe.site][probe.layer, probe.position, probe.columns]
 
     def run(
-        self, rows: Sequence[FixedPass], layers: int | None = None, on_rows: Callable[[int], None] = lambda rows: None
+        self, rows: Sequence[FixedPass], on_rows: Callable[[int], None] = lambda rows: None
     ) -> tuple[dict[int, Tensor], Tensor]:
         """Return the activations (R, n) of each node before it is fixed, and the numbers explained (R,).
 
-        layers: run only the first layers, and the nodes in them; the numbers explained then have no meaning.
         on_rows: called after each pass with the number of its rows.
         """
         size = max(1, TOKENS_PER_PASS // self.pair.batch.spans[1].stop)
-        few = layers is not None and self.model.task.stacks == 1
-        keys = [row.key for row in rows]  # few sources of low nodes are connected, so many rows are alike
-        different = dict(zip(keys, rows, strict=True))
-        numbers = {key: number for number, key in enumerate(different)}
-        of_row, rows = [numbers[key] for key in keys], list(different.values())
-        parts = []
-        with self.model.lock, first_layers(self.model, layers) if few and layers else nullcontext():
-            for start in range(0, len(rows), size):
-                parts.append(self._run(rows[start : start + size]))
-                on_rows(len(rows[start : start + size]))
-        nodes = {number: torch.cat([seen[number] for seen, _ in parts])[of_row] for number in parts[0][0]}
-        return nodes, torch.cat([answers for _, answers in parts])[of_row]
+        passes, seen, answers = _Passes(rows), {number: [] for number in range(len(self.nodes))}, []
+        with self.model.lock:
+            for start in range(0, len(passes.different), size):
+                part = passes.different[start : start + size]
+                answers.append(self._run(part, start, passes, seen))
+                on_rows(len(part))
+        of_rows = passes.of_rows
+        return {n: torch.stack(values)[of_rows] for n, values in seen.items()}, torch.cat(answers)[of_rows]
 
     def measured(
         self, rows: Sequence[FixedPass], count: int, on_rows: Callable[[int], None] = lambda rows: None
@@ -112,19 +125,23 @@ class FixedNeurons:
         activations, answers = self.run(rows, on_rows=on_rows)
         return torch.stack([*(activations[n] @ probe.direction for n, probe in enumerate(self.nodes[:count])), answers])
 
-    def _run(self, rows: Sequence[FixedPass]) -> tuple[dict[int, Tensor], Tensor]:
-        seen: dict[int, Tensor] = {}
+    def _run(self, rows: Sequence[FixedPass], start: int, passes: _Passes, seen: dict[int, list[Tensor]]) -> Tensor:
+        """Return the numbers explained (R,) of rows, the passes from `start` on, and append what nodes have in them to
+        `seen`."""
         objective = self.pair.rows([row.base for row in rows])
+
+        def value(number: int, source: Tensor | FixedPass) -> Tensor:
+            return seen[number][passes.number(source)] if isinstance(source, FixedPass) else source
 
         def fix(site: str, layer: int, x: Tensor) -> Tensor:
             span = objective.batch.span_of(self.model.stack_of(layer))
             fixed = torch.stack([self.values[row.base][site][layer, span] for row in rows]).to(x)
             for number in self.numbers.get((site, layer), []):
                 position, columns = self.nodes[number].position - span.start, self.nodes[number].columns
-                seen[number] = x[:, position, columns].to("cpu", self.model.sums_in["dtype"])
+                seen[number].extend(x[:, position, columns].to("cpu", self.model.sums_in["dtype"]))
                 for index, row in enumerate(rows):
                     if number in row.nodes:
-                        fixed[index, position, columns] = row.nodes[number].to(x)
+                        fixed[index, position, columns] = value(number, row.nodes[number]).to(x)
             if site not in self.recomputed:
                 return fixed
             return torch.where(self.recomputed[site][self.start :, None].to(x.device), x, fixed)
@@ -135,7 +152,7 @@ class FixedNeurons:
         site_layers = [(site, layer) for site in self.values[0] for layer in self.model.layers_with(site)]
         with input_hooks(self.model, read), hooks(self.model, site_layers, fix):
             answers = forward(self.model, Logits(objective), [])
-        return seen, answers.to("cpu", self.model.sums_in["dtype"])
+        return answers.to("cpu", self.model.sums_in["dtype"])
 
     def _input(self, stack: int, row: FixedPass) -> Tensor:
         """Return what a stack reads in a row, with the exchanged tokens or patches."""
