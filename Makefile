@@ -44,6 +44,7 @@ dist: install
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
+	$(PIP) --editable '.[dev,ray,servers]'
 	$(BIN)/pytest -m release
 
 # Type checkers and import-linter find a package in folders only: build/typed has links, laid out as they are installed.

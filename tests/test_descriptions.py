@@ -38,12 +38,12 @@ def server(answer):
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send(200, json.dumps({"data": [{"id": "m"}]}).encode())
+            self.send(200 if self.path == "/v1/models" else 404, json.dumps({"data": [{"id": "m"}]}).encode())
 
         def do_POST(self):
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append((request, self.headers.get("Authorization")))
-            self.send(*answer(request))
+            self.send(*(answer(request) if self.path == "/v1/chat/completions" else (404, b"{}")))
 
         def send(self, status, body):
             self.send_response(status)
@@ -241,6 +241,7 @@ def transformers_server(folder):
             running.terminate()
 
 
+@pytest.mark.release
 @pytest.mark.skipif(not is_serve_available(), reason="needs the extra servers")
 def test_a_server_of_transformers_describes_neurons(index, monkeypatch):
     model, path = index

@@ -212,7 +212,7 @@ def test_every_number_is_a_removal_of_ones_own(family, template):
 
 
 def test_every_number_of_the_default_model_is_a_removal_of_ones_own(smol):
-    answer = smol.answer(Chat(TALK), max_new_tokens=24)
+    answer = smol.answer(Chat(TALK), max_new_tokens=10)
     result = sources(smol, answer)
     check_numbers(smol, [dict(message) for message in TALK], answer, result)
     assert result.question == "Where is Tom?"
