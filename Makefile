@@ -8,16 +8,19 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install demo app pictures docs check test random lint pytest dist
 
 # Of 22,000 files that pip would compile, Python imports less than a fifth, and compiles those itself.
-# Quiet twice: errors only, and no line for each place of an index that is not there.
 # setuptools warns of each folder of templates and data, which setup.py has as data of its package.
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# Of what pip says: each file that it fetches with its size, the end, and errors; no line for a place without packages.
+SHELL := /bin/bash -o pipefail
+SAID := 2> >(grep -v "is ignored: it is neither" >&2) | sed -un 's/^ *\(Downloading .* (.*)\)$$/\1/p; s/^Installing collected packages.*/Installing them/p'
 
 install: .venv/installed
 
 .venv/installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip  # the one that comes with Python 3.11 takes twice as long
-	$(PIP) --editable '.[dev]'
+	@echo "pip install --editable '.[dev]', about 2 GB on the disk"
+	@$(PIP:--quiet=) --progress-bar off --editable '.[dev]' $(SAID)
 	touch $@
 
 demo: install
