@@ -281,3 +281,55 @@ def test_a_monitor_reads_an_answer_about_an_image_and_says_that_it_reads_no_imag
     activation = attribute(llava, own, sites=("ffn",)).activation("ffn")[:, len(own.prompt_ids) :, 3]
     assert strips(page)[-1][1:] == pytest.approx(((activation[0] - activation[1]) / 0.01).tolist()[1:], abs=1e-2)
     assert "not its image" in text(page)
+
+
+# --- Why, compared -------------------------------------------------------------------------------------------------
+
+
+def own_answer(model):
+    return model.answer(Prompt(chat=Chat([{"role": "user", "content": WHAT}]), image=picture()), 3)
+
+
+@pytest.mark.parametrize(("choice", "image"), [("blurred", "blur"), ("gray", "grey"), ("another image", picture(1))])
+def test_an_answer_is_compared_with_another_image(llava, choice, image):
+    page = uploaded(*file())
+    fine(page).get_by_key("compared").set_value(choice).run()
+    if choice == "another image":
+        assert shown(fine(page)) == {}  # until it is there
+        page.get_by_key("other_image").set_value(file(1)).run()
+    result = attribute(llava, own_answer(llava), counterfactual_image=image, sites=())
+    values = shown(fine(page))
+    for name, number in values.items():
+        row, column = map(int, name.split(","))
+        assert number == pytest.approx(result.image.patches[row, column].item(), abs=1e-3)
+    assert sum(values.values()) == pytest.approx(result.sums.target, abs=1e-2)
+    request = ImageRequest(sha256(file()[1]).hexdigest(), WHAT, True)
+    digest = sha256(file(1)[1]).hexdigest() if choice == "another image" else ""
+    page.session_state["image_region"] = ((request, (choice, "", digest)), "1,2")
+    total = result.image.patches[1, 2].item()
+    raised = "mean of other regions" in text(fine(page.run()))
+    assert raised == (total > 0)
+
+
+def test_an_answer_is_compared_with_another_prompt_about_the_image(llava):
+    """In the same form: as a message. The map is empty then, so there is none."""
+    page = uploaded(*file())
+    fine(page).get_by_key("compared").set_value("another prompt").run()
+    assert "Method check" not in text(fine(page))  # until it is written
+    page.get_by_key("about_other").set_value("what is that").run()
+    other = Chat([{"role": "user", "content": "what is that"}])
+    result = attribute(llava, own_answer(llava), counterfactual=other, sites=())
+    assert not result.image.patches.any()
+    assert str(result.text_heatmap()) in text(fine(page))
+    assert shown(page) == {}
+    page.get_by_key("rather_than").set_value("a").run()
+    against = attribute(llava, own_answer(llava), counterfactual=other, contrast="a", sites=())
+    assert str(against.text_heatmap()) in text(fine(page))
+
+
+def test_a_counterfactual_image_of_another_kind_of_file_is_refused(llava):
+    page = uploaded(*file())
+    fine(page).get_by_key("compared").set_value("another image").run()
+    page.get_by_key("other_image").set_value(("other.png", b"no image", "image/png")).run()
+    assert not page.exception
+    assert len(page.error) == 1

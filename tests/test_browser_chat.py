@@ -120,6 +120,7 @@ def test_a_click_on_the_picture_shows_the_words_that_it_raised(chromium, tmp_pat
     with serving(tmp_path / "no.db", *options, few=True) as address:
         page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "chat?length=3")
         page.get_by_test_id("stChatInput").locator("input[type=file]").set_input_files(tmp_path / "bear.png")
+        page.get_by_text("bear.png").wait_for()  # it is there
         write(page, "what is this")
         assert page.get_by_test_id("stChatMessage").first.locator("img").count() == 1
         page.get_by_role("button", name="bear").nth(1).click(modifiers=["Alt"])
@@ -129,5 +130,5 @@ def test_a_click_on_the_picture_shows_the_words_that_it_raised(chromium, tmp_pat
         region.click()
         settled(page).get_by_role("heading", name="The words that row 1, column 2 raised").wait_for()
         assert region.get_attribute("aria-pressed") == "true"
-        assert "bear" in page.locator(".bars").last.inner_text()
+        assert "bear" in page.locator(".bars").first.inner_text()
         page.close()

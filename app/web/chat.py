@@ -204,6 +204,7 @@ def _no_template() -> str | None:
 def _field(label: str, takes_image: bool) -> None:
     options: dict[str, Any] = {"accept_file": True, "file_type": ENDINGS} if takes_image else {}
     with st.container():  # else it is at the foot of the window, and the page scrolls to its end by itself
+        label += " (+ adds an image)" if takes_image else ""
         st.chat_input(label, key="message", on_submit=_send, **options)
 
 

@@ -34,9 +34,3 @@ def choose() -> None:
     )
     choices = [WORD, SENTENCE, ALTERNATIVE]
     links.bound(st.segmented_control, "Select", "clicks", choices, default=WORD, required=True, help=about)
-
-
-def contrast_field() -> str | None:
-    """Draw the field for the alternative. Return what is in it, None if it is empty."""
-    about = "Another word that could stand there; the numbers then say what speaks for one of the two."
-    return links.bound(st.text_input, "Rather than (optional)", "rather", width=200, help=about).strip() or None

@@ -69,13 +69,11 @@ def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str |
     return _attributed((chat, turn, span, contrast), answer, contrast=contrast, span=span, record="last")
 
 
-def explained_about_image(
-    about: Hashable, answer: Answer, span: tuple[int, int], contrast: str | None = None
-) -> Relevance:
+def explained_about_image(about: Hashable, answer: Answer, span: tuple[int, int], **options: Any) -> Relevance:
     """Return the relevance of an image and its prompt for words of an answer, cached for all visitors.
 
-    about: what was answered."""
-    return _attributed((about, span, contrast), answer, span=span, contrast=contrast, sites=())
+    about: what was answered, and what it is compared with. options: of `attribute`."""
+    return _attributed((about, span, options.get("contrast")), answer, span=span, sites=(), **options)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

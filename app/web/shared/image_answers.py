@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import streamlit as st
@@ -15,32 +16,44 @@ from icebear.concepts.nodes.image_shares import image_shares
 from icebear.concepts.results.result import Relevance
 from icebear.models.text.answer import Answer
 
-HINT = "Click a word to see its region of the picture; click a region to see the words it raised."
 
-
-def show(about: Hashable, answer: Answer, span: tuple[int, int], is_wide: bool, contrast: str | None = None) -> None:
+def show(
+    about: Hashable,
+    answer: Answer,
+    span: tuple[int, int],
+    is_wide: bool,
+    contrast: str | None = None,
+    compared: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Show the picture with the relevance for a word, the shares, and the tokens; of a region, the words it raised.
 
-    about: what was answered. is_wide: whether there is room for two columns.
+    about: what was answered, and what it is compared with. is_wide: whether there is room for two columns. compared:
+    the counterfactual as an option of `attribute`.
     """
-    relevance = explanations.explained_about_image(about, answer, span, contrast)
+    relevance = explanations.explained_about_image(about, answer, span, contrast=contrast, **compared)
     image, region = relevance.image, chosen("image_region", about)
     assert image is not None
     st.markdown(f"## Why {markdown.target_label(relevance)}?")
     left, right = st.columns(2) if is_wide else (st.container(), st.container())
     with left:
-        image_regions.draw(image, region, partial(_choose_region, about))
-        pictures.downloads("region", {"png": image.png})
+        if "counterfactual" in compared:
+            st.caption("Both prompts are about this image, so the difference is in the tokens of the prompt alone.")
+        else:
+            image_regions.draw(image, region, partial(_choose_region, about))
+            st.caption("Click a region to see the words it raised.")
+            pictures.downloads("region", {"png": image.png})
+        raised = st.container()
     with right:
         st.html(markdown.ANSWER.format(relevance.text_heatmap(), relevance.target_text))
         st.caption("Red supports the word, blue opposes it; gray: the template; dotted: attention sinks.")
         shares = jobs.wait_for_cached(_sharing, served.model_name(), (about, span, contrast), relevance, stops=True)
-        if shares:  # not against a phrase
+        if shares:  # of no comparison
             image_regions.draw_shares(shares)
         st.caption(markdown.plain(f"Method check. {relevance.conservation_text()}."))
-    if region:
-        maps = jobs.wait_for_cached(_mapping, served.model_name(), about, answer, stops=True)
-        image_regions.draw_words(maps, region)
+    if region and "counterfactual" not in compared:
+        with raised:
+            maps = jobs.wait_for_cached(_mapping, served.model_name(), about, answer, compared, stops=True)
+            image_regions.draw_words(maps, region)
 
 
 # --- what is selected: a part of the state belongs to the answer for which it was chosen -------------------------
@@ -69,7 +82,7 @@ def _sharing(name: str, key: Hashable, _relevance: Relevance) -> Job:
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _mapping(name: str, about: Hashable, _answer: Answer) -> Job:
+def _mapping(name: str, about: Hashable, _answer: Answer, _compared: Mapping[str, Any]) -> Job:
     """Return the job that makes the map of each word of an answer."""
     model = jobs.model()
-    return Job("Making the map of each word", lambda job: word_maps(model, _answer, job.step))
+    return Job("Making the map of each word", lambda job: word_maps(model, _answer, job.step, **_compared))

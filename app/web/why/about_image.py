@@ -18,6 +18,14 @@ from icebear.models.text.prompts import Prompt
 
 MOST_TOKENS = 24
 """The largest number of tokens of an answer."""
+NOTHING, ANOTHER_IMAGE, ANOTHER_PROMPT = "nothing", "another image", "another prompt"
+IMAGES = {"blurred": "blur", "gray": "grey"}
+"""A choice -> the counterfactual image of `attribute`."""
+NAMES = {
+    **{"blurred": "the image blurred", "gray": "a gray image"},
+    **{ANOTHER_IMAGE: "another image", ANOTHER_PROMPT: "another prompt about the same image"},
+}
+"""A choice -> what the answer is compared with."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +39,48 @@ class ImageRequest:
     """Whether the prompt is a message of a chat."""
 
     def prompt_about(self, picture: Any) -> Prompt:
+        return replace(Prompt.of(self._asked(markdown.read_prompt(self.prompt))), image=picture)
+
+    def counterfactual(self, text: str) -> Prompt:
+        """Return another prompt about the same image; in a chat it replaces the last message of the user."""
         read = markdown.read_prompt(self.prompt)
-        message = self.is_message and not isinstance(read, Chat)
-        return replace(Prompt.of(Chat([{"role": "user", "content": read}]) if message else read), image=picture)
+        return Prompt.of(read.asking(text) if isinstance(read, Chat) else self._asked(text))
+
+    def _asked(self, prompt: str | Chat) -> str | Chat:
+        is_message = self.is_message and isinstance(prompt, str)
+        return Chat([{"role": "user", "content": prompt}]) if is_message else prompt
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What an answer about an image is compared with: another image, or another prompt about the same image."""
+
+    kind: str
+    """Of `NAMES`."""
+    text: str = ""
+    """The other prompt."""
+    uploaded: Any = None
+    """The file of the other image."""
+
+    @property
+    def name(self) -> str:
+        return NAMES[self.kind]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what it needs is there."""
+        return bool({ANOTHER_PROMPT: self.text, ANOTHER_IMAGE: self.uploaded}.get(self.kind, True))
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.kind, self.text, uploads.digest(self.uploaded) if self.uploaded else ""
+
+    def options(self, request: ImageRequest) -> dict[str, Any]:
+        """Return the counterfactual as an option of `attribute`. Raises `InputError`."""
+        if self.kind == ANOTHER_PROMPT:
+            return {"counterfactual": request.counterfactual(self.text)}
+        image = uploads.read(self.uploaded) if self.kind == ANOTHER_IMAGE else IMAGES[self.kind]
+        return {"counterfactual_image": image}
 
 
 def field() -> Any:
@@ -51,15 +98,35 @@ def show(uploaded: Any) -> None:
         st.error(str(error))
         return
     request = ImageRequest(uploads.digest(uploaded), prompt, is_message)
+    comparison, contrast = _comparison()
     answer = jobs.wait_for_cached(_answering, served.model_name(), request, picture, stops=True)
     if not answer.ids:
         st.info("The model ended its answer before its first word; write another prompt.")
         return
     word = image_answers.chosen("image_word", request) or first_content_word(answer.token_strings, prompt)
     span = answer.token_range(word)
-    st.caption(f"The answer. {image_answers.HINT}")
+    st.caption("The answer. Click a word to see its region of the picture.")
     words.draw(words.words_of(answer.token_strings), span, "answer_words", partial(_choose_word, request))
-    image_answers.show(request, answer, span, is_wide=True)
+    if comparison is None:
+        image_answers.show(request, answer, span, is_wide=True, contrast=contrast)
+    elif comparison.is_ready:
+        st.caption(f"Compared with {comparison.name}: red and blue are what differs, and sum to the difference.")
+        about = (request, comparison.key)
+        image_answers.show(about, answer, span, is_wide=True, contrast=contrast, compared=comparison.options(request))
+
+
+def _comparison() -> tuple[Comparison | None, str | None]:
+    """Draw what the answer is compared with, and the field for an alternative to the word. Return both, None for
+    nothing."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        options = {"default": NOTHING, "required": True}
+        kind = links.bound(st.segmented_control, "Compared with", "compared", [NOTHING, *NAMES], **options)
+        contrast = question.contrast_field("rather_than")
+    if kind == ANOTHER_PROMPT:
+        return Comparison(kind, text=links.bound(st.text_input, "The other prompt", "about_other").strip()), contrast
+    if kind == ANOTHER_IMAGE:
+        return Comparison(kind, uploaded=st.file_uploader("The other image", ENDINGS, key="other_image")), contrast
+    return Comparison(kind) if kind != NOTHING else None, contrast
 
 
 def _asked_as_message() -> bool:
