@@ -18,7 +18,9 @@ from icebear.models.text.prompts import Prompt
 
 MOST_TOKENS = 24
 """The largest number of tokens of an answer."""
-NOTHING, ANOTHER_IMAGE, ANOTHER_PROMPT = "nothing", "another image", "another prompt"
+NOTHING = "nothing"
+ANOTHER_IMAGE = "another image"
+ANOTHER_PROMPT = "another prompt"
 IMAGES = {"blurred": "blur", "gray": "grey"}
 """A choice -> the counterfactual image of `attribute`."""
 NAMES = {
@@ -119,11 +121,12 @@ def _comparison() -> tuple[Comparison | None, str | None]:
     """Draw what the answer is compared with, and the field for an alternative to the word. Return both, None for
     nothing."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        options = {"default": NOTHING, "required": True}
-        kind = links.bound(st.segmented_control, "Compared with", "compared", [NOTHING, *NAMES], **options)
+        kind = links.bound(st.selectbox, "Compared with", "compared", [NOTHING, *NAMES], width=200)
         contrast = question.contrast_field("rather_than")
     if kind == ANOTHER_PROMPT:
-        return Comparison(kind, text=links.bound(st.text_input, "The other prompt", "about_other").strip()), contrast
+        like = "Write a prompt with the same number of tokens"
+        text = links.bound(st.text_input, "The other prompt", "about_other", placeholder=like)
+        return Comparison(kind, text=text.strip()), contrast
     if kind == ANOTHER_IMAGE:
         return Comparison(kind, uploaded=st.file_uploader("The other image", ENDINGS, key="other_image")), contrast
     return Comparison(kind) if kind != NOTHING else None, contrast
