@@ -124,8 +124,8 @@ def _comparison() -> tuple[Comparison | None, str | None]:
         kind = links.bound(st.selectbox, "Compared with", "compared", [NOTHING, *NAMES], width=200)
         contrast = question.contrast_field("rather_than")
     if kind == ANOTHER_PROMPT:
-        like = "Write a prompt with the same number of tokens"
-        text = links.bound(st.text_input, "The other prompt", "about_other", placeholder=like)
+        hint = "Write a prompt with the same number of tokens"
+        text = links.bound(st.text_input, "The other prompt", "about_other", placeholder=hint)
         return Comparison(kind, text=text.strip()), contrast
     if kind == ANOTHER_IMAGE:
         return Comparison(kind, uploaded=st.file_uploader("The other image", ENDINGS, key="other_image")), contrast
