@@ -22,6 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from icebear import Model
 from icebear.concepts.image_laws import image_laws
 from icebear.concepts.selftest import TOLERANCE, SelfTest, selftest
+from icebear.concepts.similarity_laws import similarity_laws
 from icebear.errors import IcebearError
 from icebear.models.parts.families import FAMILIES
 from icebear.models.tasks import SHIPPED
@@ -270,6 +271,7 @@ def rows() -> Iterator[tuple[str, ...]]:
             print(row := (task, *row_of(kind, auto)), flush=True)
             yield row
     yield from rows_of_images_and_text()
+    yield from rows_of_two_towers()
 
 
 def rows_of_images_and_text() -> Iterator[tuple[str, ...]]:
@@ -287,6 +289,20 @@ def rows_of_images_and_text() -> Iterator[tuple[str, ...]]:
             f"{'yes' if laws[law] <= IMAGE_TOLERANCE else 'no'}, {laws[law]:.0e}" for law in ("sums", "differences")
         ]
         yield "Images and text", kind, *cells, ", ".join(model.sites), ", ".join(broken) or "all"
+
+
+def rows_of_two_towers() -> Iterator[tuple[str, ...]]:
+    """Measure the laws of the similarity of a text and an image, in float64, on the small models of tests/towers.py."""
+    sys.path.insert(0, str(FILE.parents[2] / "tests"))
+    import towers
+    from conftest import Double
+
+    for kind in towers.KINDS:
+        with Double():
+            laws = similarity_laws(towers.made(kind), torch.tensor(towers.IDS), towers.images())
+        broken = [law for law, deviation in laws.items() if deviation > IMAGE_TOLERANCE]
+        sums = f"{'yes' if laws['sums'] <= IMAGE_TOLERANCE else 'no'}, {laws['sums']:.0e}"
+        yield "Text and image towers", kind, sums, "refused", "", ", ".join(broken) or "all"
 
 
 IMAGE_TOLERANCE = 1e-6

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import torch
+from conftest import Double
 from PIL import Image, ImageDraw
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, GemmaConfig, LlamaConfig, Qwen2Config
 
-from icebear import Model, load_model
+from icebear import Chat, Model, load_model
 from icebear.concepts.image_laws import pixel_blocks
 from icebear.models.objective import objective_of
 from icebear.models.prompt_image import PromptImage
@@ -160,6 +161,21 @@ def final_streams(model, prompt):
 
 def scaled(image, factor):
     return replace(image, inputs={**image.inputs, "pixel_values": image.values * factor})
+
+
+def save_planted(folder, text, picture, token, answer):
+    """Save a LLaVA that gives an answer to a message because of one token of the image, whatever the words are. Return
+    the folder."""
+    model = load_model(str(save("llava", folder)), dtype="float64", device="cpu")
+    with Double(), torch.no_grad():
+        mix_once(model)
+        outputs = model.net.get_output_embeddings().weight
+        model.embeddings[0].weight.zero_()
+        outputs.zero_()
+        prompt = Prompt(chat=Chat([{"role": "user", "content": text}]), image=picture)
+        plant(model, with_image(model, prompt), token, answer)
+    model.net.float().save_pretrained(folder)
+    return folder
 
 
 WORDS = "<s> </s> what is this that ? a bear user assistant : Describe it".split()

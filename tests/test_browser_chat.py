@@ -3,8 +3,11 @@
 import json
 from urllib.parse import quote
 
+import numpy
+import pictured
 import pytest
-from serving import open_view, settled
+from PIL import Image
+from serving import open_view, serving, settled
 
 
 def view(page, name):
@@ -103,3 +106,29 @@ def test_a_click_takes_a_whole_word(chromium, address):
     second.wait_for(state="detached")
     assert pressed(settled(page)) == [pieces.nth(1).inner_text()]
     page.close()
+
+
+@pytest.mark.release
+def test_a_click_on_the_picture_shows_the_words_that_it_raised(chromium, tmp_path):
+    """Of a message with an image; the model answers "bear" because of row 1, column 2. A click on a word shows its
+    region."""
+    noise = numpy.random.default_rng(0).integers(0, 255, (24, 24, 3), dtype=numpy.uint8)
+    Image.fromarray(noise).save(tmp_path / "bear.png")
+    with Image.open(tmp_path / "bear.png") as picture:
+        folder = pictured.save_planted(tmp_path / "llava", "what is this", picture, 5, 8)
+    options = ("--model", str(folder), "--dtype", "float32", "--device", "cpu")
+    with serving(tmp_path / "no.db", *options, few=True) as address:
+        page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "chat?length=3")
+        page.get_by_test_id("stChatInput").locator("input[type=file]").set_input_files(tmp_path / "bear.png")
+        page.get_by_text("bear.png").wait_for()  # it is there
+        write(page, "what is this")
+        assert page.get_by_test_id("stChatMessage").first.locator("img").count() == 1
+        page.get_by_role("button", name="bear").nth(1).click(modifiers=["Alt"])
+        settled(page).get_by_role("heading", name="Why bear?").wait_for()
+        region = page.locator(".regions [data-pick='1,2']")
+        assert not page.get_by_role("heading", name="The words that").count()
+        region.click()
+        settled(page).get_by_role("heading", name="The words that row 1, column 2 raised").wait_for()
+        assert region.get_attribute("aria-pressed") == "true"
+        assert "bear" in page.locator(".bars").first.inner_text()
+        page.close()

@@ -7,41 +7,14 @@ import torch
 from click.testing import CliRunner
 from conftest import Double
 from PIL import Image
-from transformers import (
-    CLIPConfig,
-    CLIPImageProcessorPil,
-    CLIPModel,
-    PreTrainedTokenizerFast,
-    SiglipConfig,
-    SiglipModel,
-)
+from towers import END, IDS, KINDS, images, made
+from transformers import CLIPImageProcessorPil, PreTrainedTokenizerFast
 
 from icebear.app.cli.main import main
 from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP
 from icebear.concepts.similarity import TwoTowers, explained_rows, similarity
+from icebear.concepts.similarity_laws import misplaced, own_similarity, similarity_laws
 from icebear.errors import InputError, ModelError
-
-END = 63
-TEXT = {
-    **{"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"vocab_size": 64, "max_position_embeddings": 8, "eos_token_id": END, "bos_token_id": 0, "pad_token_id": 1},
-}
-VISION = {
-    **{"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4},
-    **{"image_size": 32, "patch_size": 8},
-}
-KINDS = {"clip": (CLIPConfig, CLIPModel), "siglip": (SiglipConfig, SiglipModel)}
-IDS = [[0, 5, 9, 12, END], [0, 7, 9, 2, END]]
-
-
-def made(kind):
-    config, model = KINDS[kind]
-    more = {"projection_dim": 20} if kind == "clip" else {}
-    torch.manual_seed(0)
-    net = model(config(text_config={**TEXT, "projection_size": 24}, vision_config=VISION, **more)).double().eval()
-    for parameter in net.parameters():
-        parameter.data.normal_(0, 0.3)
-    return net
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -49,22 +22,12 @@ def net(request):
     return made(request.param)
 
 
-def images(count=2):
-    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def own(net, ids, pixels):
-    """transformers' own similarity of each text with its image."""
-    output = net(input_ids=ids, pixel_values=pixels)
-    return (output.text_embeds * output.image_embeds).sum(-1)
-
-
 @pytest.mark.parametrize("method", [ATTNLRP, CP_LRP])
 def test_words_patches_and_constants_sum_to_the_models_own_similarity(net, method):
     with Double():
         ids, pixels = torch.tensor(IDS), images()
         values, (tokens, of_pixels), constants = explained_rows(net, ids, pixels, method)
-        assert torch.allclose(values, own(net, ids, pixels), atol=1e-12)
+        assert torch.allclose(values, own_similarity(net, ids, pixels), atol=1e-12)
         total = tokens.sum(1) + of_pixels.flatten(1).sum(1) + sum(constants.values())
         sizes = tokens.abs().sum(1) + of_pixels.abs().flatten(1).sum(1)
         assert ((values - total).abs() / sizes).max() < 1e-6
@@ -81,7 +44,7 @@ def test_gradient_x_input_is_that_of_torch(net):
         embedding = net.text_model.embeddings.token_embedding
         vectors = embedding(ids).detach().requires_grad_()
         hook = embedding.register_forward_hook(lambda *args: vectors)
-        gradients = torch.autograd.grad(own(net, ids, pixels).sum(), (vectors, pixels))
+        gradients = torch.autograd.grad(own_similarity(net, ids, pixels).sum(), (vectors, pixels))
         hook.remove()
         assert torch.allclose(tokens, (vectors * gradients[0]).sum(-1), atol=1e-12)
         assert torch.allclose(of_pixels, pixels * gradients[1], atol=1e-12)
@@ -126,12 +89,20 @@ def test_region_of_a_word_is_the_map_minus_the_map_without_it(net):
 DRAWS = 20
 
 
-def planted():
-    """A CLIP whose last vision layer takes the mean of patches, and does nothing else to them."""
-    net = made("clip")
+def planted(kind):
+    """A model whose image embedding is the mean over patches, each by itself: its vision tower mixes them once, by
+    uniform attention, and does nothing else to them."""
+    net = made(kind)
     layers, vision = net.vision_model.encoder.layers, net.vision_model
-    silent = [layer.mlp.fc2 for layer in layers] + [layer.self_attn.out_proj for layer in layers[:-1]]
-    silent += [layers[-1].self_attn.q_proj, layers[-1].self_attn.k_proj, vision.embeddings.position_embedding]
+    silent = [layer.mlp.fc2 for layer in layers] + [layer.self_attn.out_proj for layer in layers]
+    silent.append(vision.embeddings.position_embedding)
+    if kind == "clip":  # its last layer mixes
+        silent.remove(layers[-1].self_attn.out_proj)
+        silent += [layers[-1].self_attn.q_proj, layers[-1].self_attn.k_proj]
+    else:  # its pooling does
+        silent.append(vision.head.mlp.fc2)
+        vision.head.attention.in_proj_weight.data[: 2 * 24] = 0
+        vision.head.attention.in_proj_bias.data.zero_()
     for module in silent:
         for parameter in module.parameters():
             parameter.zero_()
@@ -141,15 +112,29 @@ def planted():
     return net
 
 
+def set_text(net, ids, direction):
+    """Set the last linear map of the text tower so that the embedding of a text is a direction."""
+    name = "text_projection" if hasattr(net, "text_projection") else "head"
+    linear, seen = net.get_submodule(name if name == "text_projection" else "text_model.head"), []
+    hook = linear.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    net.get_text_features(input_ids=ids)
+    hook.remove()
+    [read] = seen
+    linear.weight = torch.nn.Parameter(direction[:, None] * read / read.square().sum())
+    if linear.bias is not None:
+        linear.bias.zero_()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_a_planted_patch_is_first_in_20_of_20():
+def test_a_planted_patch_is_first_in_20_of_20(kind):
     """The text's embedding is set so that its product with the image's does not change without any other patch, and is
     0 without the planted one."""
     with Double():
-        net, ids = planted(), torch.tensor(IDS[:1])
-        pooled = net.text_model(input_ids=ids).pooler_output[0]
+        net, ids = planted(kind), torch.tensor(IDS[:1])
+        if kind == "clip":
+            net.visual_projection.weight = torch.nn.Parameter(torch.eye(24, dtype=torch.float64))
         firsts, chosen = {ATTNLRP: [], CP_LRP: []}, [(7 * draw + draw // 3) % 16 for draw in range(DRAWS)]
-        net.visual_projection.weight = torch.nn.Parameter(torch.eye(24, dtype=torch.float64))
         for pixels, patch in zip(images(DRAWS), chosen, strict=True):
             views = pixels.repeat(17, 1, 1, 1)
             for number in range(16):
@@ -158,12 +143,23 @@ def test_a_planted_patch_is_first_in_20_of_20():
             wanted = torch.ones(17, dtype=torch.float64)
             wanted[1 + patch] = 0
             direction = torch.linalg.pinv(net.vision_model(pixel_values=views).pooler_output) @ wanted
-            net.text_projection.weight = torch.nn.Parameter(direction[:, None] * pooled / pooled.square().sum())
+            set_text(net, ids, direction)
             for method, found in firsts.items():
                 found.append(int(similarity(TwoTowers(net), IDS[0], pixels, method).image.patches.argmax()))
         for found in firsts.values():
             assert found == chosen
             assert sum(a == b for a, b in zip(reversed(found), chosen, strict=True)) < DRAWS  # the control
+
+
+def test_the_laws_of_two_towers_hold_and_see_what_breaks_them(net):
+    with Double():
+        laws = similarity_laws(net, torch.tensor(IDS), images())
+        assert max(laws.values()) < 1e-6, laws
+        embed = net.vision_model.embeddings.patch_embedding
+        shifted = embed.register_forward_hook(lambda module, args, x: x.roll(1, -1))
+        moved = misplaced(net, images(1))
+        shifted.remove()
+        assert len(moved) == 16
 
 
 def tokenizer():

@@ -7,17 +7,19 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import streamlit as st
 from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
-from icebear.app.web import chat_breakdown, chat_clicks, chat_monitors, chat_sources
-from icebear.app.web.shared import jobs, links, markdown, pictures, words
+from icebear.app.web import chat_breakdown, chat_clicks, chat_image, chat_monitors, chat_sources
+from icebear.app.web.shared import jobs, links, markdown, pictures, uploads, words
 from icebear.app.web.steering import edit_neurons
 from icebear.edits import parse_edits
 from icebear.errors import IcebearError, InputError
+from icebear.models.image_examples import ENDINGS
 from icebear.models.text.answer import message_ids, read_span
 from icebear.models.text.chat import Chat, template_of
 from icebear.render import style
@@ -25,6 +27,8 @@ from icebear.steering.apply import steer
 
 SHOWN_MESSAGES = 8
 """Messages that are shown of a longer conversation."""
+PICTURE_WIDTH = 240
+"""Of a picture in a message, in pixels of the page."""
 FIRST_MESSAGES = (
     "What is the capital of France? Answer in one word.",
     "Ann lives in Rome. Tom lives in Oslo. Where does Tom live?",
@@ -62,12 +66,12 @@ def show() -> None:
     answering = st.session_state.pop("answering", False) and chat.messages[-1]["role"] != "assistant"
     turn, span = _selected(chat)
     left, right = st.columns([3, 2], gap="large")
-    beside = chat_sources if chat_clicks.selects_sentences() else chat_breakdown
+    beside = _beside(chat, turn)
     colors = beside.colors(chat, turn, span) if span and not answering else None
     with left:
         _messages(chat, turn, span, colors or [()] * len(chat.messages), live=not answering)
         slot = st.container()
-        _field("Reply")
+        _field("Reply", takes_image=jobs.reads_images() and not chat.image)
         options = _tools(chat)
     if answering:
         right.empty()  # in the places of what is below
@@ -92,13 +96,24 @@ def show() -> None:
         chat_breakdown.details(chat, turn, span, breakdown)
 
 
+def _beside(chat: Chat, turn: int) -> ModuleType:
+    """Return the module that shows what is behind the selection of a message."""
+    if chat_clicks.selects_sentences():
+        return chat_sources
+    before = chat.messages[:turn]
+    return chat_image if any(message.get("image") for message in before) else chat_breakdown
+
+
 # --- the conversation -----------------------------------------------------------------------------------
 
 
 def _conversation() -> Chat | None:
     """Return the conversation of the URL, or of this session. Raises `InputError`."""
     text = links.from_url("chat")
-    return Chat.from_json(text, "The conversation in this link") if text else None
+    chat = Chat.from_json(text, "The conversation in this link") if text else None
+    if chat:
+        uploads.picture_of(chat)  # refused where it is not in this session
+    return chat
 
 
 def _keep_partial_answer() -> None:
@@ -123,15 +138,29 @@ def _send(text: str | None = None) -> None:
     chat = None
     with suppress(InputError):  # of a link that is broken; a new conversation begins
         chat = _conversation()
-    message = {"role": "user", "content": text or st.session_state["message"]}
+    try:
+        message = {"role": "user", "content": text} if text else _written()
+    except InputError as error:
+        st.session_state["trouble"] = str(error)
+        return
     links.to_url(chat=(chat.of([*chat.messages, message]) if chat else Chat([message])).to_json(None))
     _unselect()
     _request_answer()
 
 
+def _written() -> dict[str, Any]:
+    """Return the message in the field, perhaps with an image. Raises `InputError`."""
+    value = st.session_state["message"]
+    if isinstance(value, str):
+        return {"role": "user", "content": value}
+    images = {"image": uploads.keep(value.files[0])} if value.files else {}
+    return {"role": "user", "content": value.text, **images}
+
+
 def _forget() -> None:
     for key in ("writing", "earlier", "verdicts"):
         st.session_state.pop(key, None)
+    uploads.forget()
     links.to_url(chat=None)
     _unselect()
 
@@ -141,17 +170,19 @@ def _forget() -> None:
 
 def _before_the_first_message() -> None:
     slot = st.empty()
-    reason = _no_template()
+    reason, had_images = _no_template(), jobs.reads_images()
     if reason is None:
         with slot.container():
             st.markdown("## Talk to the model, and click a word of an answer to see why the model wrote it.")
-            _field("Write to the model")
+            _field("Write to the model", takes_image=had_images)
             st.caption("Or ask:")
             with st.container(horizontal=True):
                 for number, question in enumerate(FIRST_MESSAGES):
                     st.button(markdown.plain(question), key=f"example_{number}", on_click=_send, args=(question,))
     jobs.model()
     reason = _no_template()  # the model was waited for
+    if jobs.reads_images() and not had_images:
+        st.rerun()
     if reason:
         slot.info(markdown.message(reason))
     else:
@@ -170,9 +201,11 @@ def _no_template() -> str | None:
     return None
 
 
-def _field(label: str) -> None:
+def _field(label: str, takes_image: bool) -> None:
+    options: dict[str, Any] = {"accept_file": True, "file_type": ENDINGS} if takes_image else {}
     with st.container():  # else it is at the foot of the window, and the page scrolls to its end by itself
-        st.chat_input(label, key="message", on_submit=_send)
+        label += " (+ adds an image)" if takes_image else ""
+        st.chat_input(label, key="message", on_submit=_send, **options)
 
 
 def _tools(chat: Chat) -> dict[str, Any]:
@@ -186,7 +219,9 @@ def _tools(chat: Chat) -> dict[str, Any]:
             )
             seed = links.bound(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
         chat_monitors.choose()
-        pictures.downloads("chat", {"json": chat.to_json})
+        pictures.downloads("chat", {"json": partial(uploads.saved, chat)})
+    if chat.image:
+        st.caption("The image is not in the link, and a conversation has one image.")
     if len(chat.to_json(None)) > links.LONGEST_URL_VALUE:
         st.caption("This conversation is too long for a link; download it as JSON to share it.")
     edits = [line for line in st.session_state.get("edits", "").splitlines() if line.strip()]
@@ -227,6 +262,8 @@ def _message(
 ) -> None:
     message = chat.messages[turn]
     content, answers = message["content"], message["role"] == "assistant"
+    if message.get("image"):
+        st.image(uploads.picture_of(chat), width=PICTURE_WIDTH)
     if not isinstance(content, str):
         st.html(TEXT.format(json.dumps(content, ensure_ascii=False)))
     elif not live or not (answers or chat_clicks.selects_alternative() or chat_clicks.selects_sentences()):
@@ -268,7 +305,7 @@ def _answer(slot: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
     try:
         edits = edit_neurons.in_raw_units(parse_edits(options.pop("edits"), loaded.name))
         with steer(loaded, edits), chat_monitors.reading(loaded, chat) as stopping:
-            answer = loaded.answer(chat, on_token=on_token, **options, **stopping)
+            answer = loaded.answer(uploads.prompt_of(chat), on_token=on_token, **options, **stopping)
     except IcebearError as error:
         shown.error(markdown.message(error))
         return

@@ -10,10 +10,10 @@ import streamlit as st
 
 from icebear.actmax.labels.significance import label_title
 from icebear.app.web import chat_clicks
-from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables, words
+from icebear.app.web.shared import explanations, jobs, links, markdown, question, served, tables, words
 from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
-from icebear.app.web.shared.explanations import answer_at, explained_words
+from icebear.app.web.shared.explanations import answer_at, conversation_answer, explained_words
 from icebear.concepts.answers.breakdown import SourceBreakdown, SourcePart, part_names, source_breakdown
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
@@ -41,17 +41,16 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     account = st.container()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chat_clicks.choose()
-        other = "Another word that could stand there; the bars then say what speaks for one of the two."
-        contrast = links.bound(st.text_input, "Rather than (optional)", "rather", width=200, help=other)
-    text, answer = _answer(chat, turn)
+        contrast = question.contrast_field("rather")
+    text, answer = conversation_answer(chat, turn)
     with account:
-        request = (served.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
+        request = (served.model_name(), text, turn, answer.token_range(span), contrast)
         breakdown = jobs.wait_for_cached(_breakdown_of, *request, stops=True)
         st.markdown(f"## Why {markdown.target_label(breakdown.relevance)}?")
         st.markdown(sentence(breakdown))
         st.html(bars(parts(breakdown)))
         st.caption(f"Red supports it, blue opposes it, in logits. {through_text(breakdown)} (overlaps with the bars).")
-        _meanings(text, turn, answer.token_range(span), contrast.strip() or None)
+        _meanings(text, turn, answer.token_range(span), contrast)
     return breakdown
 
 
@@ -82,7 +81,7 @@ def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[words.Colored] 
     """Return the tokens of each message with what they contributed; none of a message that is not read. None until it
     is known."""
     try:
-        text, answer = _answer(chat, turn)
+        text, answer = conversation_answer(chat, turn)
     except InputError:  # of a broken link, which `show` says
         return None
     contrast = (st.session_state.get("rather") or "").strip() or None
@@ -105,7 +104,7 @@ def details(chat: Chat, turn: int, span: tuple[int, int], breakdown: SourceBreak
     opened = st.expander("Details: tokens, neurons, circuit", key="details", on_change="rerun")
     if not opened.open:
         return
-    text, answer = _answer(chat, turn)
+    text, answer = conversation_answer(chat, turn)
     start, stop = answer.token_range(span)
     with opened:
         st.markdown("## The tokens behind the bars")
@@ -125,12 +124,6 @@ def details(chat: Chat, turn: int, span: tuple[int, int], breakdown: SourceBreak
         _compared(before, answer, start, breakdown)
         bars_line = f"The bars (CP-LRP) sum to {breakdown.target:.2f} logits, remainder {breakdown.remainder:+.1e}."
         st.caption(markdown.plain(f"Method check. {bars_line} Neurons: {relevance.conservation_text()}."))
-
-
-def _answer(chat: Chat, turn: int) -> tuple[str, Answer]:
-    """Return the conversation up to a message, as JSON, and this message."""
-    text = chat.of(chat.messages[: turn + 1]).to_json(None)
-    return text, answer_at(served.model_name(), text, turn)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

@@ -94,6 +94,8 @@ def show_verdicts(chat: Chat, turn: int) -> None:
             known.update({verdict.monitor: verdict for verdict in read_message(jobs.model(), missing, content)})
         except IcebearError as error:  # such as for a vector of another size
             st.error(markdown.message(error))
+    if asks and chat.messages[turn].get("image"):
+        st.caption("Monitors read the text of this message, not its image.")
     for monitor in monitors:
         if monitor.name in known:
             _show(monitor, known[monitor.name], f"flagged {turn} {monitor.name}")

@@ -150,7 +150,12 @@ def _from(chat: Chat, turn: int, span: tuple[int, int]) -> None:
 def _rows(sentence: SourcedSentence) -> list[Bar]:
     """Return a bar for each shown source, what they lose together, and the control."""
     rows = [
-        Bar(_name(source.role, source.text), -source.change, f"{source.change:+.1f}") for source in sentence.leading
+        Bar(
+            "The image (blurred)" if source.is_image else _name(source.role, source.text),
+            -source.change,
+            f"{source.change:+.1f}",
+        )
+        for source in sentence.leading
     ]
     if sentence.together is not None and len(sentence.leading) > 1:
         name = f"The first {len(sentence.leading)} together"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -62,14 +62,19 @@ class WordMap(NamedTuple):
     """(rows, columns) relevance of the patches, in logits."""
 
 
-def word_maps(model: Model, answer: Answer, on_progress: OnProgress = unwatched) -> list[WordMap]:
-    """Return the map of each word of an answer; of each token, if it has no words."""
+def word_maps(
+    model: Model, answer: Answer, on_progress: OnProgress = unwatched, counterfactual_image: Any = None
+) -> list[WordMap]:
+    """Return the map of each word of an answer; of each token, if it has no words.
+
+    counterfactual_image: as in `attribute`; the maps are then of the difference to it.
+    """
     tokens, maps = answer.token_strings, []
     spans = list(words_of(tokens)) or [(position, position + 1) for position in range(len(tokens))]
     texts = numbered(["".join(tokens[slice(*span)]).strip() for span in spans])
     for number, (text, span) in enumerate(zip(texts, spans, strict=True)):
         on_progress(number, len(spans))
-        relevance = attribute(model, answer, span=span, sites=())
+        relevance = attribute(model, answer, span=span, sites=(), counterfactual_image=counterfactual_image)
         assert relevance.image is not None
         maps.append(WordMap(text, relevance.image.patches))
     return maps

@@ -144,8 +144,11 @@ def nth_answer(model: Reader, chat: Chat, number: int) -> Answer:
     return answer_of(model, chat, turns[number - 1])
 
 
-def answer_of(model: Reader, chat: Chat, turn: int) -> Answer:
-    """Return a message of a saved chat as an answer, with the probability of each token. Raises `InputError`."""
+def answer_of(model: Reader, chat: Chat, turn: int, prompt: Any = None) -> Answer:
+    """Return a message of a saved chat as an answer, with the probability of each token. Raises `InputError`.
+
+    prompt: the messages before it with their image; by default the image is read from its path.
+    """
     if not 0 < turn < len(chat.messages) or chat.messages[turn]["role"] != "assistant":
         raise InputError(
             f"Message {turn} of the chat is not an answer; choose one that the model wrote after a message."
@@ -153,7 +156,7 @@ def answer_of(model: Reader, chat: Chat, turn: int) -> Answer:
     question = chat.of(chat.messages[:turn])
     recorded = written(model, chat, turn) if _is_recorded(chat.messages[turn]) else Written("")
     ids = model.tokens_of(recorded.text) if recorded.text else message_ids(model, chat, turn)
-    batch = model.encode([question])
+    batch = model.encode([question if prompt is None else prompt])
     read, image = batch.row_ids(0), batch.images and batch.images[0]
     model.ids([*read, *ids])  # refused where it is too long
     probabilities = model.continuation_logits(read, ids, image).softmax(-1)[range(len(ids)), ids].tolist()

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.app.web.shared import jobs, markdown, served
+from icebear.app.web.shared import jobs, markdown, served, uploads
 from icebear.app.web.shared.all_visitors import server_state
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
@@ -52,7 +52,15 @@ def _attributed(key: tuple, prompt: PromptLike | Answer, **options: Any) -> Rele
 @st.cache_resource(max_entries=64, show_spinner=False)
 def answer_at(name: str, chat: str, turn: int) -> Answer:
     """Return the message of a chat with this index as an answer. chat: the messages, as JSON."""
-    return answer_of(jobs.model(), Chat.from_json(chat), turn)
+    messages = Chat.from_json(chat)
+    before = uploads.prompt_of(messages.of(messages.messages[:turn])) if 0 < turn < len(messages.messages) else None
+    return answer_of(jobs.model(), messages, turn, before)
+
+
+def conversation_answer(chat: Chat, turn: int) -> tuple[str, Answer]:
+    """Return a conversation up to a message, as JSON, and this message."""
+    text = chat.of(chat.messages[: turn + 1]).to_json(None)
+    return text, answer_at(served.model_name(), text, turn)
 
 
 def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
@@ -61,11 +69,11 @@ def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str |
     return _attributed((chat, turn, span, contrast), answer, contrast=contrast, span=span, record="last")
 
 
-def explained_about_image(key: Hashable, answer: Answer, span: tuple[int, int]) -> Relevance:
+def explained_about_image(about: Hashable, answer: Answer, span: tuple[int, int], **options: Any) -> Relevance:
     """Return the relevance of an image and its prompt for words of an answer, cached for all visitors.
 
-    key: what the answer was generated from."""
-    return _attributed((key, span), answer, span=span, sites=())
+    about: what was answered, and what it is compared with. options: of `attribute`."""
+    return _attributed((about, span, options.get("contrast")), answer, span=span, sites=(), **options)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

@@ -53,6 +53,12 @@ def model() -> Model:
     return wait_for(loading())
 
 
+def reads_images() -> bool:
+    """Return whether the model is loaded, and reads images with a text."""
+    model = loading().result
+    return model is not None and model.vision is not None
+
+
 def wait_for(job: Job, stops: bool = False) -> Any:
     """Return the job's result. Until then the page shows the progress, and any click ends this run."""
     slot = st.empty()

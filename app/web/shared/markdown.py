@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 from markupsafe import Markup
 
+from icebear.errors import InputError
 from icebear.models.text.chat import Chat
 from icebear.render import PART, visible
 
@@ -23,7 +24,12 @@ ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
 
 def read_prompt(text: str) -> str | Chat:
     """Return a text as it is, and the messages of a chat as JSON as a `Chat`. Raises `InputError`."""
-    return Chat.from_json(text, "The prompt") if re.match(r'\s*\[\s*{\s*"role"', text) else text
+    if not re.match(r'\s*\[\s*{\s*"role"', text):
+        return text
+    chat = Chat.from_json(text, "The prompt")
+    if any(message.get("image") for message in chat.messages):  # its path would be a file of the server
+        raise InputError("The messages in this field have an image, and the field reads text alone; leave it out.")
+    return chat
 
 
 def prompt_field(prompt: Any) -> str:

@@ -67,6 +67,12 @@ def prompt_field(slot: Any) -> str:
     return links.bound(slot.text_input, "Prompt", "prompt", value=PROMPT, on_change=counterfactuals.forget)
 
 
+def contrast_field(key: str) -> str | None:
+    """Draw the field for another word that could stand in an answer. Return what is in it, None if it is empty."""
+    about = "Another word that could stand there; the numbers then say what speaks for one of the two."
+    return links.bound(st.text_input, "Rather than (optional)", key, width=200, help=about).strip() or None
+
+
 def answers(prompt: str, counterfactual: str | None) -> Answers | SavedExplanation:
     """Return probable answers; those of a finished example need no model."""
     example = gallery.known(prompt, counterfactual)

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 import streamlit as st
 
-from icebear.app.web.shared import explanations, jobs, links, markdown, pictures, question, served, words
+from icebear.app.web.shared import image_answers, jobs, links, markdown, question, served, uploads, words
 from icebear.app.web.shared.background_job import Job
-from icebear.app.web.why import image_regions
 from icebear.concepts.answers.content_words import first_content_word
-from icebear.concepts.answers.image_words import word_maps
-from icebear.concepts.nodes.image_shares import image_shares
-from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.image_examples import ENDINGS
-from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Chat
-from icebear.models.text.images import read_picture
 from icebear.models.text.prompts import Prompt
 
 MOST_TOKENS = 24
 """The largest number of tokens of an answer."""
+NOTHING = "nothing"
+ANOTHER_IMAGE = "another image"
+ANOTHER_PROMPT = "another prompt"
+IMAGES = {"blurred": "blur", "gray": "grey"}
+"""A choice -> the counterfactual image of `attribute`."""
+NAMES = {
+    **{"blurred": "the image blurred", "gray": "a gray image"},
+    **{ANOTHER_IMAGE: "another image", ANOTHER_PROMPT: "another prompt about the same image"},
+}
+"""A choice -> what the answer is compared with."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,48 @@ class ImageRequest:
     """Whether the prompt is a message of a chat."""
 
     def prompt_about(self, picture: Any) -> Prompt:
+        return replace(Prompt.of(self._asked(markdown.read_prompt(self.prompt))), image=picture)
+
+    def counterfactual(self, text: str) -> Prompt:
+        """Return another prompt about the same image; in a chat it replaces the last message of the user."""
         read = markdown.read_prompt(self.prompt)
-        message = self.is_message and not isinstance(read, Chat)
-        return replace(Prompt.of(Chat([{"role": "user", "content": read}]) if message else read), image=picture)
+        return Prompt.of(read.asking(text) if isinstance(read, Chat) else self._asked(text))
+
+    def _asked(self, prompt: str | Chat) -> str | Chat:
+        is_message = self.is_message and isinstance(prompt, str)
+        return Chat([{"role": "user", "content": prompt}]) if is_message else prompt
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What an answer about an image is compared with: another image, or another prompt about the same image."""
+
+    kind: str
+    """Of `NAMES`."""
+    text: str = ""
+    """The other prompt."""
+    uploaded: Any = None
+    """The file of the other image."""
+
+    @property
+    def name(self) -> str:
+        return NAMES[self.kind]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what it needs is there."""
+        return bool({ANOTHER_PROMPT: self.text, ANOTHER_IMAGE: self.uploaded}.get(self.kind, True))
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.kind, self.text, uploads.digest(self.uploaded) if self.uploaded else ""
+
+    def options(self, request: ImageRequest) -> dict[str, Any]:
+        """Return the counterfactual as an option of `attribute`. Raises `InputError`."""
+        if self.kind == ANOTHER_PROMPT:
+            return {"counterfactual": request.counterfactual(self.text)}
+        image = uploads.read(self.uploaded) if self.kind == ANOTHER_IMAGE else IMAGES[self.kind]
+        return {"counterfactual_image": image}
 
 
 def field() -> Any:
@@ -53,19 +95,41 @@ def show(uploaded: Any) -> None:
     """Show the answer about an uploaded image, and the region and the tokens behind the word that is selected."""
     prompt, is_message = question.prompt_field(st), _asked_as_message()
     try:
-        picture = read_picture(uploaded)
-    except InputError:
-        st.error("This file cannot be read as an image; choose another one.")
+        picture = uploads.read(uploaded)
+    except InputError as error:
+        st.error(str(error))
         return
-    request = ImageRequest(sha256(uploaded.getvalue()).hexdigest(), prompt, is_message)
+    request = ImageRequest(uploads.digest(uploaded), prompt, is_message)
+    comparison, contrast = _comparison()
     answer = jobs.wait_for_cached(_answering, served.model_name(), request, picture, stops=True)
     if not answer.ids:
         st.info("The model ended its answer before its first word; write another prompt.")
         return
-    span = answer.token_range(_chosen("image_word", request) or first_content_word(answer.token_strings, prompt))
-    st.caption("The answer. Click a word to see its region of the picture; click a region to see the words it raised.")
+    word = image_answers.chosen("image_word", request) or first_content_word(answer.token_strings, prompt)
+    span = answer.token_range(word)
+    st.caption("The answer. Click a word to see its region of the picture.")
     words.draw(words.words_of(answer.token_strings), span, "answer_words", partial(_choose_word, request))
-    _word(request, answer, span)
+    if comparison is None:
+        image_answers.show(request, answer, span, is_wide=True, contrast=contrast)
+    elif comparison.is_ready:
+        st.caption(f"Compared with {comparison.name}: red and blue are what differs, and sum to the difference.")
+        about = (request, comparison.key)
+        image_answers.show(about, answer, span, is_wide=True, contrast=contrast, compared=comparison.options(request))
+
+
+def _comparison() -> tuple[Comparison | None, str | None]:
+    """Draw what the answer is compared with, and the field for an alternative to the word. Return both, None for
+    nothing."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        kind = links.bound(st.selectbox, "Compared with", "compared", [NOTHING, *NAMES], width=200)
+        contrast = question.contrast_field("rather_than")
+    if kind == ANOTHER_PROMPT:
+        hint = "Write a prompt with the same number of tokens"
+        text = links.bound(st.text_input, "The other prompt", "about_other", placeholder=hint)
+        return Comparison(kind, text=text.strip()), contrast
+    if kind == ANOTHER_IMAGE:
+        return Comparison(kind, uploaded=st.file_uploader("The other image", ENDINGS, key="other_image")), contrast
+    return Comparison(kind) if kind != NOTHING else None, contrast
 
 
 def _asked_as_message() -> bool:
@@ -81,57 +145,5 @@ def _answering(name: str, request: ImageRequest, _picture: Any) -> Job:
     return Job("Answering", lambda job: model.answer(request.prompt_about(_picture), MOST_TOKENS))
 
 
-# --- what is selected: a part of the state belongs to the request for which it was chosen ------------------------
-
-
-def _chosen(key: str, request: ImageRequest) -> Any:
-    chosen_for, value = st.session_state.get(key) or (None, None)
-    return value if chosen_for == request else None
-
-
 def _choose_word(request: ImageRequest, start: int, stop: int, text: str) -> None:
     st.session_state["image_word"] = (request, (start, stop))
-
-
-def _choose_region(request: ImageRequest, name: str) -> None:
-    """Open the words of a region, or close them."""
-    chosen = (request, name)
-    st.session_state["image_region"] = None if st.session_state.get("image_region") == chosen else chosen
-
-
-# --- the word, and the region ------------------------------------------------------------------------------------
-
-
-def _word(request: ImageRequest, answer: Answer, span: tuple[int, int]) -> None:
-    """Show the picture with the relevance for a word, the shares, and the tokens; of a region, the words it raised."""
-    relevance = explanations.explained_about_image(request, answer, span)
-    image, region = relevance.image, _chosen("image_region", request)
-    assert image is not None
-    st.markdown(f"## Why {markdown.target_label(relevance)}?")
-    left, right = st.columns(2)
-    with left:
-        image_regions.draw(image, region, partial(_choose_region, request))
-        pictures.downloads("region", {"png": image.png})
-    with right:
-        st.html(markdown.ANSWER.format(relevance.text_heatmap(), relevance.target_text))
-        st.caption("Red supports the word, blue opposes it; gray: the template; dotted: attention sinks.")
-        shares = jobs.wait_for_cached(_sharing, served.model_name(), request, span, relevance, stops=True)
-        image_regions.draw_shares(shares)
-        st.caption(markdown.plain(f"Method check. {relevance.conservation_text()}."))
-    if region:
-        maps = jobs.wait_for_cached(_mapping, served.model_name(), request, answer, stops=True)
-        image_regions.draw_words(maps, region)
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def _sharing(name: str, request: ImageRequest, span: tuple[int, int], _relevance: Relevance) -> Job:
-    """Return the job that measures the shares of image, text and template, also with the image blurred."""
-    model = jobs.model()
-    return Job("Measuring with the image blurred", lambda job: image_shares(model, _relevance))
-
-
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _mapping(name: str, request: ImageRequest, _answer: Answer) -> Job:
-    """Return the job that makes the map of each word of an answer."""
-    model = jobs.model()
-    return Job("Making the map of each word", lambda job: word_maps(model, _answer, job.step))

@@ -42,7 +42,7 @@ def show() -> None:
     """Show an answer about an image, if there is an image; an example from its file if these are its prompts, which
     needs no model; else what is measured."""
     try:
-        uploaded = question.module("why.about_image").field() if _reads_images() else None
+        uploaded = question.module("why.about_image").field() if jobs.reads_images() else None
         if uploaded:
             question.module("why.about_image").show(uploaded)
         else:
@@ -52,19 +52,13 @@ def show() -> None:
     gallery.show()
 
 
-def _reads_images() -> bool:
-    """Return whether the model is loaded, and reads images with a text."""
-    model = jobs.loading().result
-    return model is not None and model.vision is not None
-
-
 def _explained() -> None:
-    had_field = _reads_images()
+    had_field = jobs.reads_images()
     prompt, counterfactual, slots = question.prompts()
     example = gallery.known(prompt, counterfactual)
     if not example:
         jobs.model()
-        if _reads_images() and not had_field:  # the page waited for the model
+        if jobs.reads_images() and not had_field:  # the page waited for the model
             st.rerun()
         if measuring().offered_to_shorten(prompt):
             return
