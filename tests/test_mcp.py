@@ -264,6 +264,8 @@ def test_where_an_answer_came_from(session):
     assert saved["total"] == 1
     assert json_of(session, "sources", messages=talk, max_new_tokens=4)["sentences"]
     assert "role" in refused(session, "sources", messages=[{"content": "a"}])
+    secret = [{"role": "user", "content": [{"type": "image", "path": "/etc/passwd"}, {"type": "text", "text": "a"}]}]
+    assert "image" in refused(session, "sources", messages=secret)
 
 
 def test_a_prompt_alone_is_explained_with_what_is_chosen_and_says_so(session, model, monkeypatch):

@@ -109,11 +109,12 @@ class FixedNeurons:
         on_rows: called after each pass with the number of its rows.
         """
         size = max(1, TOKENS_PER_PASS // self.pair.batch.spans[1].stop)
-        passes, seen, answers = _Passes(rows), {number: [] for number in range(len(self.nodes))}, []
+        passes, answers = _Passes(rows), []
+        seen: dict[int, list[Tensor]] = {number: [] for number in range(len(self.nodes))}
         with self.model.lock:
             for start in range(0, len(passes.different), size):
                 part = passes.different[start : start + size]
-                answers.append(self._run(part, start, passes, seen))
+                answers.append(self._run(part, passes, seen))
                 on_rows(len(part))
         of_rows = passes.of_rows
         return {n: torch.stack(values)[of_rows] for n, values in seen.items()}, torch.cat(answers)[of_rows]
@@ -125,9 +126,11 @@ class FixedNeurons:
         activations, answers = self.run(rows, on_rows=on_rows)
         return torch.stack([*(activations[n] @ probe.direction for n, probe in enumerate(self.nodes[:count])), answers])
 
-    def _run(self, rows: Sequence[FixedPass], start: int, passes: _Passes, seen: dict[int, list[Tensor]]) -> Tensor:
-        """Return the numbers explained (R,) of rows, the passes from `start` on, and append what nodes have in them to
-        `seen`."""
+    def _run(self, rows: Sequence[FixedPass], passes: _Passes, seen: dict[int, list[Tensor]]) -> Tensor:
+        """Return the numbers explained (R,) of the next rows.
+
+        seen: for each node its values in the passes before, to which those in these rows are appended.
+        """
         objective = self.pair.rows([row.base for row in rows])
 
         def value(number: int, source: Tensor | FixedPass) -> Tensor:
