@@ -600,6 +600,11 @@ def _usable(net: Any) -> Any:
             "The model computes a loss of its routers for training (config.output_router_logits is True); set "
             "net.config.output_router_logits = False."
         )
+    if getattr(net.config, "bi_data", False):
+        raise ModelError(
+            "The model reads half of each batch backwards for training (config.bi_data is True); set "
+            "net.config.bi_data = False."
+        )
     return net
 
 

@@ -19,6 +19,7 @@ OF_EACH_KIND = [
     *(("falcon", "alibi"), ("falcon", "multi_query"), ("falcon", "new_decoder_architecture"), ("opt", "enable_bias")),
     *(("gpt_neox", "use_parallel_residual"), ("qwen2", "use_sliding_window"), ("qwen3_moe", "norm_topk_prob")),
     *(("gemma3_text", "use_bidirectional_attention"), ("xglm", "scale_embedding"), ("gpt_bigcode", "multi_query")),
+    ("xlnet", "bi_data"),
 ]
 """An option of each kind: biases, norms, ties, orders of blocks, positions, clipping, kernels, experts."""
 EVERY = [(kind, auto) for auto in AUTO_CLASSES if auto in SHIPPED for kind in sorted(SHIPPED[auto][1])]
