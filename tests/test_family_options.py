@@ -30,7 +30,7 @@ def found(kind, option, auto="AutoModelForCausalLM"):
     return [] if isinstance(model, str) else broken(model)  # transformers may refuse an option beside others
 
 
-@pytest.mark.parametrize(("kind", "name"), OF_EACH_KIND, ids=" ".join)
+@pytest.mark.parametrize(("kind", "name"), OF_EACH_KIND)
 def test_an_option_of_each_kind_holds_or_is_refused_by_name(kind, name):
     option = next(option for option in options(kind) if option[0] == name)
     assert found(kind, option) == []
