@@ -97,6 +97,28 @@ def test_help_imports_nothing_heavy():
     assert "explain" in output
 
 
+READ_FIRST = """
+icebear.actmax.atlas.audit icebear.claims.monitor_conditions icebear.concepts.stages.explained_task
+""".split()
+"""What checks a user's file before the model is loaded."""
+
+
+def imported_before_loading(function):
+    """The modules that a command imports above the line that loads its model."""
+    loads = [node.lineno for node in ast.walk(function) if ast.unparse(node) == "options.model.load()"]
+    imports = (node for node in ast.walk(function) if isinstance(node, ast.ImportFrom))
+    return {node.module for node in imports if loads and node.lineno < min(loads)}
+
+
+def test_a_command_says_that_it_loads_a_model_before_imports_that_take_seconds():
+    trees = (ast.parse(path.read_text()) for path in (ROOT / "app/cli/verbs").glob("*.py"))
+    functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
+    early = set().union(*map(imported_before_loading, functions)).difference(READ_FIRST)
+    assert "icebear.app.cli.tables.explanations" in early
+    code = f"import sys, {', '.join(early)}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 def test_the_first_page_of_the_app_is_drawn_without_torch():
     code = (
         "import sys, icebear.app.web.why.prediction, icebear.app.web.shared.gallery\n"

@@ -196,13 +196,13 @@ def steer(options: Steer) -> None:
     Example:
       icebear concept steer examples/music.json "Yesterday I" --kl 0.25
     """
-    from icebear.app.cli.tables.steering import comparison_table, outcome_lines, steered_line
-    from icebear.steering.outcome import steer_concept
-
     if options.strength is not None and options.kl is not None:
         raise click.UsageError("Give --strength or --kl, not both.")
     this = _read(options.name, options.store)
     model = options.model.load()
+    from icebear.app.cli.tables.steering import comparison_table, outcome_lines, steered_line
+    from icebear.steering.outcome import steer_concept
+
     kl = 0.25 if options.strength is None and options.kl is None else options.kl
     recipe = this.recipe(
         model, options.strength, kl, options.where, suppress=options.suppress, detector=options.detector

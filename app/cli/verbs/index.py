@@ -176,10 +176,10 @@ def _skipped(store: icebear.Store) -> list[str]:
 
 def _from_neuronpedia(options: Options) -> None:
     """Index the texts of dashboards, unless the store is of other texts, and score their labels."""
+    model = options.model.load()
     from icebear.actmax.neuronpedia_import import Dashboards, is_of
     from icebear.app.cli.tables.cards import labels_table
 
-    model = options.model.load()
     dashboards = Dashboards.of(model, str(options.from_neuronpedia))
     sites = options.site if named("site") else sorted({neuron.site for neuron, _ in dashboards.sides})
     lines: list[str] = []
@@ -317,11 +317,11 @@ def _status(options: Options) -> None:
 
 
 def _lens(options: Options) -> None:
+    model = options.model.load()
     from icebear.actmax.index.neuron_vectors import ensure_vectors
     from icebear.app.cli.tables.cards import reliability_table
     from icebear.concepts.vocabulary.lens import WIDEST, build_mean_lens, mean_lens
 
-    model = options.model.load()
     width, lens = model.config.hidden_size, mean_lens(model)
     if lens is None and width > WIDEST and model.device.type == "cpu":
         raise InputError(

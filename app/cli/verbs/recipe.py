@@ -79,9 +79,9 @@ def export(options: Export) -> None:
     Example:
       icebear recipe export music-vector.json music.gguf
     """
+    saved, model = icebear.Recipe.load(options.file), options.model.load()
     from icebear.steering.control_vector import save_control_vector
 
-    saved, model = icebear.Recipe.load(options.file), options.model.load()
     layers = save_control_vector(model, saved, options.vector)
     file = Path(options.vector)
     use = f"llama.cpp -m MODEL.gguf --control-vector {file}"
@@ -107,9 +107,10 @@ def import_(options: Import) -> None:
     Example:
       icebear recipe import music.gguf music.json
     """
+    model = options.model.load()
     from icebear.app.cli.tables.steering import recipe_report
     from icebear.steering.control_vector import read_control_vector
 
-    recipe = read_control_vector(options.model.load(), options.vector, options.layer)
+    recipe = read_control_vector(model, options.vector, options.layer)
     save(recipe, options.file)
     show(options.json, recipe.to_dict(), recipe_report(recipe))

@@ -8,6 +8,7 @@ from typing import Any
 import icebear
 from icebear.app.cli.options import ModelOptions, argument, exactly_one, named, record, verb
 from icebear.app.cli.output import show
+from icebear.app.cli.progress import waiting
 from icebear.app.cli.stores import store_beside, store_or_shipped
 from icebear.points import Naming
 from icebear.records import Hit
@@ -88,7 +89,8 @@ class _Result:
         from icebear.db.search import absent_words
 
         assert options.text is not None
-        hits = searching.search(store, options.text, options.top)
+        with waiting("Searching"):  # which loads the sentence encoder
+            hits = searching.search(store, options.text, options.top)
         labels = {hit: store.labels.shown(hit.neuron, hit.polarity) for hit in hits}
         about = f"{store_name(store)}. It holds {store.documents_phrase}"
         return cls(hits, labels, absent_words(store, options.text), searching.headings(store), about)

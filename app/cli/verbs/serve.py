@@ -31,14 +31,15 @@ def serve(options: Options) -> None:
     base = BasePath.parse(options.base_path) if options.base_path else BasePath()
     check_model_path(options.model.model)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the app
+    check_port(options.port)
+    model = options.model.load()
     import uvicorn
 
     from icebear.app.api.server import server
     from icebear.app.session import Session
     from icebear.points import model_id
 
-    check_port(options.port)
-    session, model = Session(options.model.model, options.model.arguments), options.model.load()
+    session = Session(options.model.model, options.model.arguments)
     if not (model.task.is_causal and model.task.generates):
         raise InputError(f"{model.name} does not continue a text; serve a model that does.")
     if Path(model.name).exists():  # answers and errors have the name, and clients need no path of this machine

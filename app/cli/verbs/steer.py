@@ -54,12 +54,6 @@ def steer(options: Options) -> None:
       icebear steer "The capital of France is" --edit 'L23.head.4<-"The capital of Japan is"@last'
       icebear steer --image bear.png --edit "L3.ffn.7*0" --model my-vit
     """
-    from rich.text import Text
-
-    from icebear.app.cli.tables.steering import comparison_table
-    from icebear.steering.comparison import compare
-    from icebear.steering.outcome import outcome_of_steering
-
     exactly_one({"a PROMPT": options.prompt.prompt, "--image": options.image, "--messages": options.prompt.messages})
     if bool(options.edit) == bool(options.recipe):
         raise click.UsageError("Give either --edit (repeatable) or --recipe.")
@@ -68,6 +62,12 @@ def steer(options: Options) -> None:
     )
     prompt = options.prompt.read_or(options.image)
     model = options.model.load()
+    from rich.text import Text
+
+    from icebear.app.cli.tables.steering import comparison_table
+    from icebear.steering.comparison import compare
+    from icebear.steering.outcome import outcome_of_steering
+
     check_input(model, options.image)
     answering = asked_by_examples(model, options.image, options.examples, options.others)
     with store_if_any(options.store, model) as store:  # it knows max and std, for edits in those units
