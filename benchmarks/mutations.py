@@ -4,9 +4,10 @@ The operators are cosmic-ray's, with one replacement each for arithmetic and com
 eleven replacements of each `+` would be drawn most often, and most raise a TypeError in every test. Mutants of
 annotations, which Python does not evaluate, are not drawn.
 
-Each mutant runs the fast tests that execute its statement, the quickest first. With `--survivors`, those that survived
-run all fast tests of its file instead, or with `--tests` these tests. The folder of `--out` keeps which test executes
-which line, and the table; a second run resumes.
+Each mutant runs the fast tests that execute its statement, the quickest first, of the files of tests that import a
+module of these folders. With `--survivors`, those that survived run all fast tests that execute any line of their file,
+or with `--tests` the tests or files that are named. The folder of `--out` keeps which test executes which line, and the
+table; a second run resumes.
 
     pip install cosmic-ray==8.7.0 coverage==7.17.5
     OMP_NUM_THREADS=1 python -m benchmarks.mutations --out mutations
@@ -23,13 +24,14 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +44,21 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("lrp", "concepts/methods", "concepts/stages", "steering")
 FAST = "not (real or network or browser or release)"
+IMPORTS = re.compile(r"icebear\.(?:lrp|concepts\.methods|concepts\.stages|steering)\b")
+WIDE = re.compile("app|cases|docs|house|mcp|notebooks|options|promises|index")
+"""Only files of tests that import a module of the folders are run, and not those of pages, faces and the index."""
+PRELOADED = (
+    "torch transformers transformers.models.llama.modeling_llama sklearn.linear_model scipy.stats pandas hypothesis"
+)
+PRELOADED += " tokenizers rich.console click.testing"
+"""What processes need not import again."""
 REPLACED = "Add Sub, Sub Add, Mul Div, Div Mul, FloorDiv Div, Mod Div, Pow Mul, BitOr BitAnd, BitAnd BitOr, Eq NotEq, "
 REPLACED += "NotEq Eq, Lt LtE, LtE Lt, Gt GtE, GtE Gt, Is IsNot, IsNot Is, Delete Not, Delete USub, Delete Invert"
 PAIRS = {tuple(pair.split()) for pair in REPLACED.split(", ")}
 SIGNATURES = {"parameters", "lambdef", "dictorsetmaker"}
 """Where `*` and `**` are no operators."""
-START_SECONDS = 60
-"""What a process needs at most to import and to collect the tests of many files."""
+START_SECONDS = 120
+"""What a process needs at most to import and to collect the tests of many files, beside other work."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +158,9 @@ def drawn(count: int, seed: int) -> list[Mutant]:
 def row_of(mutant: Mutant) -> Row:
     """A mutant as a line of the table, with the lines that it changes."""
     changes = list(difflib.ndiff(mutant.code.splitlines(), mutant.mutated.splitlines()))
-    before, after = (" ".join(" ".join(line[2:].split()) for line in changes if line[0] == sign) for sign in "-+")
-    name = f"{mutant.file}:{mutant.line}:{mutant.column}"
-    return Row(name, mutant.operator, before.strip(), after.strip())
+    lines = [[line[2:].strip() for line in changes if line[0] == sign and line[2:].strip()] for sign in "-+"]
+    before, after = (" ".join(f"`{line}`" for line in part) for part in lines)
+    return Row(f"{mutant.file}:{mutant.line}:{mutant.column}", mutant.operator, before, after)
 
 
 # --- which tests execute which lines --------------------------------------------------------------------
@@ -159,29 +169,37 @@ def row_of(mutant: Mutant) -> Row:
 class Recorder:
     """A plugin of pytest: each test is a context of the coverage, and its seconds are added up."""
 
-    def __init__(self, measured: coverage.Coverage) -> None:
-        self.measured, self.seconds = measured, defaultdict(float)
+    def __init__(self, folder: Path) -> None:
+        sources = [str(ROOT / name) for name in FOLDERS]
+        self.measured = coverage.Coverage(str(folder / "coverage"), source=sources, config_file=False)
+        self.path, self.seconds, self.file = folder / "seconds.json", defaultdict(float), ""
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+        if self.file != nodeid.partition("::")[0]:
+            self.file = nodeid.partition("::")[0]
+            self.save()
         self.measured.switch_context(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
-        if report.failed:
-            self.seconds[report.nodeid] = float("inf")
+        self.seconds[report.nodeid] += report.duration if not report.failed else float("inf")
+
+    def save(self) -> None:
+        self.measured.save()
+        self.path.write_text(json.dumps(self.seconds, indent=1))
 
 
 def record(folder: Path) -> None:
-    """Run all fast tests once, and write the lines that each executes and the seconds that it takes."""
-    measured = coverage.Coverage(
-        str(folder / "coverage"), source=[str(ROOT / name) for name in FOLDERS], config_file=False
-    )
-    recorder = Recorder(measured)
-    measured.start()
-    pytest.main(["-q", "-o", "addopts=--strict-markers", "--tb=line", "-m", FAST, str(ROOT / "tests")], [recorder])
-    measured.stop()
-    measured.save()
-    (folder / "seconds.json").write_text(json.dumps(recorder.seconds, indent=1))
+    """Run the fast tests once, and write the lines that each executes and the seconds that it takes."""
+    files = [
+        str(path)
+        for path in sorted((ROOT / "tests").glob("test_*.py"))
+        if IMPORTS.search(path.read_text()) and not WIDE.search(path.name)
+    ]
+    recorder = Recorder(folder)
+    recorder.measured.start()
+    pytest.main(["-q", "-o", "addopts=--strict-markers", "--tb=line", "-m", FAST, *files], [recorder])
+    recorder.measured.stop()
+    recorder.save()
 
 
 @dataclass
@@ -238,25 +256,43 @@ def applied(mutant: Mutant) -> Iterator[None]:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+class FirstFailure:
+    """A plugin of pytest: the test or the file that fails first."""
+
+    name = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.name = self.name or (report.nodeid if report.failed else "")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.name = self.name or (report.nodeid if report.failed else "")
+
+
+def run_tests(names: Sequence[str], folder: Path) -> None:
+    """In a process of its own: run tests until one fails, and write how it ended."""
+    log = (folder / "pytest.log").open("w")
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    failure = FirstFailure()
+    code = pytest.main(["-q", "-o", "addopts=--strict-markers", "-x", "--tb=short", *names], [failure])
+    (folder / "ended.json").write_text(json.dumps([int(code), failure.name]))
+
+
 def run(mutant: Mutant, names: Sequence[str], folder: Path, limit: float) -> tuple[str, str]:
     """Whether a test fails, and the first that does."""
     if not names:
         return "survived", ""
-    (folder / "tests.txt").write_text("\n".join(names))
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=--strict-markers", "-x", "--tb=no", "-rfE"]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    (folder / "ended.json").unlink(missing_ok=True)
     with applied(mutant):
-        try:
-            done = subprocess.run(
-                [*command, f"@{(folder / 'tests.txt').resolve()}"],
-                cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
+        process = get_context("fork").Process(target=run_tests, args=(names, folder))
+        process.start()
+        process.join(limit)
+        if process.is_alive():
+            process.kill()
+            process.join()
             return "timeout", ""
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    if done.returncode == 0:
-        return "survived", ""
-    return ("killed", failed[1]) if failed else ("error", done.stdout[-300:] + done.stderr[-300:])
+    code, name = json.loads((folder / "ended.json").read_text())
+    return ("survived" if code == 0 else "killed" if name else f"pytest ended with {code}"), name
 
 
 def measure(row: Row, mutant: Mutant, names: Sequence[str], folder: Path, limit: float) -> None:
@@ -294,6 +330,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
+    sys.dont_write_bytecode = True  # of mutants
+    for name in PRELOADED.split():
+        import_module(name)
     table, listed = chosen.out / "mutations.csv", drawn(chosen.count, chosen.seed)
     rows = read_rows(table, [row_of(mutant) for mutant in listed])
     write_rows(table, rows)
