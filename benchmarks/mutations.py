@@ -88,7 +88,8 @@ class Mutant:
 
 @dataclass
 class Row:
-    """A line of the table. `tests` is how many were chosen, `killed_by` the first that failed."""
+    """A line of the table. `tests` is how many were chosen at first, `killed_by` the one that failed, `outcome` whether
+    one did: `killed`, `killed later` by those of `--survivors`, `survived`, or `timeout`."""
 
     mutant: str
     operator: str
@@ -292,11 +293,10 @@ def run(mutant: Mutant, names: Sequence[str], folder: Path, limit: float) -> tup
             process.join()
             return "timeout", ""
     code, name = json.loads((folder / "ended.json").read_text())
-    return ("survived" if code == 0 else "killed" if name else f"pytest ended with {code}"), name
+    return ("killed", name or "tests/conftest.py") if code else ("survived", "")
 
 
 def measure(row: Row, mutant: Mutant, names: Sequence[str], folder: Path, limit: float) -> None:
-    row.tests = len(names)
     row.outcome, row.killed_by = run(mutant, names, folder, limit + START_SECONDS)
     print(f"{row.mutant} {row.operator}: {row.outcome} {row.killed_by}", flush=True)
 
@@ -341,10 +341,13 @@ def main() -> None:
         if chosen.survivors and row.outcome in ("survived", "timeout"):
             names = chosen.tests or tests.of(mutant, whole_file=True)
             measure(row, mutant, names, chosen.out, 1800)
+            row.outcome = row.outcome.replace("killed", "killed later")
         elif not row.outcome:
-            measure(row, mutant, tests.within(tests.of(mutant), chosen.seconds), chosen.out, chosen.seconds)
+            names = tests.within(tests.of(mutant), chosen.seconds)
+            row.tests = len(names)
+            measure(row, mutant, names, chosen.out, chosen.seconds)
         write_rows(table, rows)
-    killed = sum(row.outcome == "killed" for row in rows)
+    killed = sum(row.outcome.startswith("killed") for row in rows)
     print(f"{killed} of {len(rows)} killed ({killed / len(rows):.0%})")
 
 
