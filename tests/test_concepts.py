@@ -15,10 +15,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import printed
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
 from sklearn.metrics import roc_auc_score
+from torch.nn.functional import gelu
 
 from benchmarks import steering as evaluation
 from benchmarks import topics as latent_topics
@@ -36,7 +37,7 @@ from icebear.records import Neuron, RandomControl
 from icebear.steering import outcome
 from icebear.steering.concept import reading
 from icebear.steering.concept.concept import similar_concepts
-from icebear.steering.concept.finding import universal
+from icebear.steering.concept.finding import choose, universal
 from icebear.steering.concept.reading import read
 from icebear.steering.concept.texts import prepared
 from icebear.steering.outcome import concept_outcome, steer_concept
@@ -140,6 +141,18 @@ def test_shuffled_texts_give_no_concept(model):
         random.Random(seed).shuffle(rows)
         scores.append(find_concept(model, rows[:80], rows[80:], sites=("ffn",), seed=seed).provenance["auroc"])
     assert abs(np.mean(scores) - 0.5) < 0.1
+
+
+def test_sizes_that_are_tried_grow_by_steps_that_never_shrink():
+    """So that the smallest set that is good enough is never missed by more than the next step."""
+    draw = np.random.default_rng(0)
+    parts = [(draw.normal(size=(40, 150)), np.arange(40) < 20) for _ in range(2)]
+    _, tried = choose(np.arange(150), np.ones(150), *parts, 120, 0)
+    sizes = [len(choice.columns) for choice in tried if choice.weighting == "means"]
+    steps = np.diff([0, *sizes[:-1]])
+    assert (sizes[0], sizes[-1]) == (1, 120)
+    assert (np.diff(steps) >= 0).all()
+    assert max(later / earlier for earlier, later in itertools.pairwise(sizes)) <= 2
 
 
 def test_universal_neurons_are_left_out():
@@ -297,6 +310,25 @@ def test_the_strength_of_any_growing_cost_is_found(wanted, scale, power):
     assert 3 * math.tanh((strength / scale) ** power) == cost
 
 
+@given(st.floats(1, 256))
+@example(256)
+def test_every_strength_up_to_256_can_be_found(strength):
+    result, cost = strength_at(strength**2, lambda s: s**2, near=1e-5)
+    assert (result, cost) == pytest.approx((strength, strength**2), rel=1e-5)
+
+
+@pytest.mark.parametrize("suppress", [False, True])
+def test_a_strength_of_one_adds_the_largest_activation_of_the_heaviest_neuron(model, few_texts, suppress):
+    """And of the others by their weights; a neuron whose activations have the other sign does not move."""
+    concept = Concept.of(model, "song", {("L0.ffn.3", "+"): 4.0, ("L0.ffn.4", "-"): 1.0, ("L0.ffn.5", "+"): 2.0})
+    ends = [part.max_activation for part in concept.parts]
+    values = [ends[0], min(ends[1], 0) / 4, ends[2] / 2]
+    assert min(ends[0], ends[2]) > 0.1
+    assert [edit.value for edit in concept.recipe(model, 1.0, suppress=suppress)] == pytest.approx(
+        [-value if suppress else value for value in values]
+    )
+
+
 def test_a_concept_adds_its_difference_of_means(model, results, few_contexts):
     vector, contexts = results.detector("means"), HeldOutContexts(model)
     (edit,) = results.recipe(model, 2.0, None, "generated", 0.5, detector="means")
@@ -311,8 +343,12 @@ def test_a_concept_adds_its_difference_of_means(model, results, few_contexts):
 
 
 def test_an_off_target_kl_out_of_reach_is_an_error(model, results):
-    with pytest.raises(InputError, match="9"):
-        strength_at(9, lambda s: 1 - math.exp(-s))
+    costs = {}
+    with pytest.raises(InputError) as raised:
+        strength_at(9, lambda s: costs.setdefault(s, 1 - math.exp(-s / 9)))
+    wanted, nearest, strength = map(float, re.findall(r"[\d.]+\d|\d", str(raised.value)))
+    assert (wanted, nearest) == (9, pytest.approx(max(costs.values()), rel=0.01))
+    assert costs[strength] == max(costs.values())
     with pytest.raises(InputError, match="not -1"):
         results.recipe(model, kl=-1)
     with pytest.raises(InputError):
@@ -382,6 +418,17 @@ def test_by_hand_a_neuron_stands_once(model):
     for weights in ({(PLANTED[0], "+"): 1.0, (PLANTED[0], "-"): 1.0}, {(PLANTED[0], "+"): -1.0}):
         with pytest.raises(InputError):
             Concept.of(model, "twice", weights)
+
+
+@pytest.mark.parametrize("bias", [0, -0.25, 3.3])  # means of -0.1 and 3.3 are rounded
+def test_a_neuron_that_never_changes_is_measured_in_its_own_unit(few_texts, bias):
+    constant = planted()
+    maps = constant.net.transformer.h[0].mlp.c_fc
+    with torch.no_grad():
+        maps.weight[..., 9], maps.bias[9] = 0, bias
+    (part,) = Concept.of(constant, "nothing", {("L0.ffn.9", "+"): 1.0}).parts
+    assert part.mean == pytest.approx(float(gelu(torch.tensor(float(bias)))), abs=1e-3)
+    assert part.std == 1
 
 
 def test_a_concept_without_neurons_and_one_of_heads_are_refused(model, few_texts):

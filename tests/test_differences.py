@@ -223,6 +223,39 @@ def test_a_batch_is_one_by_one_and_checkpointing_changes_nothing():
         assert torch.allclose(result.ffn, alone.ffn, rtol=1e-4, atol=1e-6)
 
 
+class Einsum(torch.nn.Module):
+    def forward(self, *factors):
+        return torch.einsum(",".join(["bi"] * len(factors)) + "->b", *factors)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_a_product_of_several_factors_has_its_mean_derivative(count):
+    """Along the straight line between both rows, by 1,000 steps; it adds up to the difference."""
+    net = Einsum()
+    factors = [torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(count)]
+    with relevance_rules(net, DIFFERENCE):
+        y = net(*factors)
+    gradients = torch.autograd.grad(y[0], factors)
+    total = sum(((x[0] - x[1]) * g[0]).sum() for x, g in zip(factors, gradients, strict=True))
+    assert total.item() == pytest.approx((y[0] - y[1]).item(), abs=1e-9)
+    steps = ((torch.arange(1000, dtype=torch.float64) + 0.5) / 1000)[:, None]
+    points = [torch.lerp(x[1], x[0], steps).detach().requires_grad_() for x in factors]
+    plain = torch.autograd.grad(net(*points).mean(), points)
+    for g, steps_g in zip(gradients, plain, strict=True):
+        torch.testing.assert_close(g[0], steps_g.sum(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0, 1e-6, 1, 50])
+@pytest.mark.parametrize("func", [torch.exp, torch.cos, F.softplus])
+def test_the_multiplier_of_nearly_equal_values_is_the_derivative(func, value):
+    """A difference that is rounding is not divided by, also near zero."""
+    x = torch.tensor([[value + 1e-9], [value]], dtype=torch.float64, requires_grad=True)
+    differences.secant(func, x).sum().backward()
+    middle = x.detach().mean().requires_grad_()
+    func(middle).backward()
+    assert x.grad[0].item() == pytest.approx(middle.grad.item(), rel=1e-12, abs=1e-12)
+
+
 def test_a_tensor_that_is_not_computed_needs_no_rule():
     """As torch 2.11 makes one at each checkpoint."""
     with relevance_rules(torch.nn.Linear(2, 2), DIFFERENCE) as mode, mode:

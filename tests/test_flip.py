@@ -182,6 +182,7 @@ def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
         ({}, "suppress"),
         ({"to": " desert", "suppress": True}, "suppress"),
         ({"suppress": True, "top_k": 0}, "top_k"),
+        ({"suppress": True, "top_k": 50}, "not 50"),  # of 50 tokens
     ],
 )
 def test_silly_requests_get_clear_answers(letters, arguments, message):

@@ -1,6 +1,7 @@
 """Monitors: thresholds of a known false positive rate, what is read while a model writes, controls, claims."""
 
 import random
+import re
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import combinations
@@ -122,6 +123,7 @@ def test_rates_are_those_of_a_plain_count(model, concept, made):
     held = made.rate(HELD_OUT)
     assert held.true_positive_rate == pytest.approx(np.mean(flagged[0]))
     assert held.false_positive_rate == pytest.approx(np.mean(flagged[1]))
+    assert list(map(int, re.findall(r"\d+", made.about[-1]))) == [sum(flagged[0]), len(flagged[0])]
 
 
 def test_a_bag_of_words_that_does_as_well_is_said_first(made):

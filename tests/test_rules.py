@@ -149,6 +149,24 @@ class Softmax(torch.nn.Module):
         return F.softmax(x, -1)
 
 
+class Attention(torch.nn.Module):
+    def __init__(self, options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, **self.options)
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 0.3}, {"is_causal": True}], ids=str)
+def test_attention_apart_has_the_values_of_fused_attention(options):
+    net = Attention(options)
+    q, k, v = (torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    with relevance_rules(net, AttnLRP(softmax="zplus")):
+        y = net(q, k, v)
+    torch.testing.assert_close(y, net(q, k, v))
+
+
 @pytest.mark.parametrize(
     "scores", [(-1.0, -95.0, -99.0), (-0.1, -104.0, 0.0), (3.0, -90.0, -1e-30), (50.0, -50.0, 20.0)]
 )

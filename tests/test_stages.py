@@ -18,11 +18,14 @@ from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from icebear import Edit, Neuron, stages, steer
 from icebear.concepts.stages.patched_pair import CachedPasses, CompletePasses, PatchedPair, State
-from icebear.concepts.stages.stage_measurements import RANDOM_DRAWS
+from icebear.concepts.stages.stage_measurements import ENOUGH, OVERSHOOT, RANDOM_DRAWS, StageMeasurement
 from icebear.concepts.stages.stage_parts import ExplainedTokenNodes, Recomputed, Shares
+from icebear.concepts.stages.stage_sentences import stage_sentences, whole_texts
+from icebear.concepts.stages.stages import swap_changes
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
+from icebear.records import Ranked
 
 CAUSAL = {**dense(), **mixtures()}
 PROMPT, OTHER = [5, 9, 3, 7, 11, 2], [5, 9, 4, 7, 12, 2]
@@ -167,6 +170,46 @@ def test_random_sets_are_as_large_and_none_of_the_nodes(seed, k, n):
     assert [node.site for node in drawn[:k]] == ["head"] * k
 
 
+def test_falls_of_the_target_are_those_of_swaps_by_hand():
+    """Of a head, and of all other heads where there are few."""
+    model = made("llama")
+    pair = pair_of(model)
+    token_nodes = token_nodes_of(pair)
+    reference = Reference(model.net, *({"input_ids": torch.tensor([ids])} for ids in (PROMPT, OTHER)))
+    before = reference.prompt.softmax(-1)[TARGET].item()
+
+    def fall(head):
+        def free(kind, layer, T, N):
+            mask = torch.ones(T, N, dtype=torch.bool)
+            mask[-1] = ~chosen(token_nodes.masks([head]), kind, layer, N)
+            return mask
+
+        return before - reference.logits(free).softmax(-1)[TARGET].item()
+
+    head, *others_ = token_nodes.heads()
+    result, random = swap_changes(model, pair, head)
+    assert result == pytest.approx(fall(head), abs=1e-6)
+    assert len(random) == len(others_) <= RANDOM_DRAWS
+    assert sorted(random) == pytest.approx(sorted(map(fall, others_)), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("share", "reached"),
+    [
+        (ENOUGH, True),
+        (OVERSHOOT, True),
+        (math.nextafter(ENOUGH, 0), False),
+        (math.nextafter(OVERSHOOT, math.inf), False),
+    ],
+)
+def test_a_set_reaches_the_range_of_shares_with_its_ends(share, reached):
+    pair = pair_of(made("llama"))
+    measured = StageMeasurement(pair.model, [pair])
+    measured.shares = SimpleNamespace(of=lambda sets: [share] * len(sets))
+    heads = [Ranked(head, pair.position, None, 1.0) for head in measured.nodes.heads()]
+    assert measured.smallest_set(frozenset(), heads, []) == ((heads[0],), (), reached)
+
+
 @pytest.fixture(scope="module")
 def france(smol):
     return stages(smol, "The capital of France is", **FRANCE)
@@ -285,6 +328,15 @@ def test_shares_of_several_counterfactuals_are_means():
     each = [Shares([pair]).of([ExplainedTokenNodes(model, 0).without(nodes)])[0] for pair in pairs]
     assert abs(each[0] - each[1]) > 0.01
     assert result.without == pytest.approx(1 - sum(each) / 2, abs=1e-5)
+
+
+def test_the_line_of_what_is_read_names_the_whole_parts_and_begins_with_a_capital():
+    result = stages(made("llama"), PROMPT, TARGET, CONTRAST, OTHER)
+    parts = "; ".join(whole_texts(result.prompt.tokens, result.whole))
+    assert parts
+    (name, (line,)), *_ = stage_sentences(result)
+    assert name == "Read"
+    assert line.startswith(parts[0].upper() + parts[1:])
 
 
 def test_what_has_no_stages_is_refused(smol):

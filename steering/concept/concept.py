@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 SHUFFLED = "shuffled labels"
 RANDOM = "random neurons"
+ROUNDING = 1e-6
+"""A neuron whose standard deviation is no larger than this share of its largest mean is constant."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,9 @@ class Concept(Saved, Tabled):
         for column, ((_, polarity), weight) in enumerate(weights.items()):
             weight = real(weight, f"The weight of {neurons[column]}", POSITIVE)
             values, end = seen.means[:, column], (seen.high if polarity == "+" else seen.low)[column]
-            spread = float(values.std()) or 1.0  # a neuron that never changes
+            spread = float(values.std())
+            if spread <= ROUNDING * abs(values).max():  # a neuron that never changes
+                spread = 1.0
             parts.append(ConceptNeuron(neurons[column], polarity, weight, float(values.mean()), spread, float(end)))
         provenance = {"found_by": "hand", **provenance, "made_with": model.made_with}
         return cls(name, tuple(parts), model.name, model.fingerprint, provenance)
