@@ -24,8 +24,6 @@ FEW = {
     "icebear.concepts.stages.stage_measurements.RANDOM_DRAWS": 2,
     "icebear.concepts.vocabulary.lens.LENS_TEXTS": 6,
     "icebear.concepts.vocabulary.lens._CONTEXTS": WeakKeyDictionary(),
-    "icebear.db.search.CHANCE_NEURONS": 4,
-    "icebear.db.search.DIRECTIONS": 20,
     "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],
     "icebear.steering.outcome.KL_DRAWS": 1,
     "icebear.steering.outcome.NEW_TOKENS": 8,

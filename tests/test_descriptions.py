@@ -32,8 +32,8 @@ from icebear.models.loading.presets import PRESETS
 
 
 @contextmanager
-def server(answer):
-    """A server that answers a POST with answer(request), and names the model "m"."""
+def server(answer, path="/v1/chat/completions"):
+    """A server that answers a POST to a path with answer(request), and names the model "m"."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -43,7 +43,7 @@ def server(answer):
         def do_POST(self):
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append((request, self.headers.get("Authorization")))
-            self.send(*(answer(request) if self.path == "/v1/chat/completions" else (404, b"{}")))
+            self.send(*(answer(request) if self.path == path else (404, b"{}")))
 
         def send(self, status, body):
             self.send_response(status)

@@ -11,6 +11,8 @@ from icebear.claims.kinds.predictions import AnswerClaim
 from icebear.claims.served import ServedModel
 from icebear.errors import InputError, ModelError
 
+COMPLETIONS = "/v1/completions"
+
 
 def completions(model):
     """Answer as vLLM does: the log-probability of each token of the prompt, and where it begins."""
@@ -28,7 +30,7 @@ def completions(model):
 
 
 def test_the_probability_is_that_of_the_model_behind_it(tiny, claims):  # noqa: F811
-    with server(completions(tiny)) as (url, calls):
+    with server(completions(tiny), COMPLETIONS) as (url, calls):
         result = check(tiny, claims, [f"url={url}"])
     answer, node = result.under[0].rows
     assert answer.measured.value == pytest.approx(result.rows[0].measured.value, rel=1e-4)
@@ -41,13 +43,13 @@ def test_the_probability_is_that_of_the_model_behind_it(tiny, claims):  # noqa: 
 
 def test_a_phrase_is_the_product_of_its_tokens(tiny):  # noqa: F811
     phrase = AnswerClaim(" Paris is", " Rome are")
-    with server(completions(tiny)) as (url, _):
+    with server(completions(tiny), COMPLETIONS) as (url, _):
         value = ServedModel.at(url).probability(phrase.prompt, phrase.answer)
     assert value == pytest.approx(phrase.measured(tiny).value, rel=1e-4)
 
 
 def test_an_answer_inside_a_token_is_refused(tiny):  # noqa: F811
-    with server(completions(tiny)) as (url, _), pytest.raises(InputError):
+    with server(completions(tiny), COMPLETIONS) as (url, _), pytest.raises(InputError):
         ServedModel.at(url).probability(" Par", "is are")
 
 
@@ -56,12 +58,12 @@ def test_an_answer_inside_a_token_is_refused(tiny):  # noqa: F811
     [b"{}", b"[]", b"no", b'{"choices": [{"logprobs": null}]}', b'{"choices": [{"logprobs": {"text_offset": 3}}]}'],
 )
 def test_a_server_without_log_probabilities_is_refused(reply):
-    with server(lambda request: (200, reply)) as (url, _), pytest.raises(ModelError):
+    with server(lambda request: (200, reply), COMPLETIONS) as (url, _), pytest.raises(ModelError):
         ServedModel.at(url).probability("a", "b")
 
 
 def test_a_server_that_is_down_is_a_column_that_did_not_run(tiny, claims):  # noqa: F811
-    with server(lambda request: (200, b"{}")) as (url, _):
+    with server(lambda request: (200, b"{}"), COMPLETIONS) as (url, _):
         pass
     result = check(tiny, claims, [f"url={url}", "threads=1"])
     assert {row.verdict for row in result.under[0].rows} == {"cannot be measured here"}
