@@ -19,7 +19,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip  # the one that comes with Python 3.11 takes twice as long
-	@echo "pip install --editable '.[dev]', about 2 GB on the disk"
+	@echo "pip install --editable '.[dev]', 2.3 GB on the disk"
 	@$(PIP:--quiet=) --progress-bar off --editable '.[dev]' $(SAID)
 	touch $@
 

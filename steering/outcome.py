@@ -231,6 +231,7 @@ def _phrase(record: FlipRecord, logs: Tensor) -> list[float]:
     return logs[:, range(logs.shape[1]), record.phrase].sum(1).exp().tolist()
 
 
+@reading_sources_once()
 def _with_side_effects(
     outcome: Outcome,
     contexts: HeldOutContexts,
@@ -239,8 +240,7 @@ def _with_side_effects(
     on_step: Callable[[int], None],
 ) -> Outcome:
     kls = []
-    with reading_sources_once():
-        for number, row in enumerate([edits, *draws[:KL_DRAWS]]):
-            on_step(KL_STEPS * number)
-            kls.append(contexts.off_target_kl(row))
+    for number, row in enumerate([edits, *draws[:KL_DRAWS]]):
+        on_step(KL_STEPS * number)
+        kls.append(contexts.off_target_kl(row))
     return replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))

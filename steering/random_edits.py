@@ -106,6 +106,7 @@ def random_edit_control(
 
 
 @torch.no_grad()
+@reading_sources_once()
 def logits_under(
     model: Model, objective: Objective, edits: Sequence[Sequence[AnyEdit]], on_progress: OnProgress = unwatched
 ) -> Tensor:
@@ -119,7 +120,6 @@ def logits_under(
         part = edits[start : start + size]
         with ExitStack() as edited:
             edited.enter_context(model.lock)
-            edited.enter_context(reading_sources_once())
             for row, row_edits in enumerate(part):
                 edited.enter_context(steer(model, row_edits, rows=[row]))
             logits = model.logits(objective.rows([0] * len(part)).batch, list(objective.positions[0][:1]))

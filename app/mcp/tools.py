@@ -179,7 +179,7 @@ class Tools:
         random other sources, their control. If the last message is the assistant's, it is explained as it stands;
         else the model answers first."""
         model, chat = self.session.model, Chat(messages)
-        if any(message.get("image") for message in chat.messages):  # its path would be a file of this machine
+        if chat.image is not None:  # its path would be a file of this machine
             raise InputError("Messages with an image are read by the command line and in Python; leave the image out.")
         written = chat.messages[-1]["role"] == "assistant"
         answer = chat if written else model.answer(chat, max_new_tokens)

@@ -10,7 +10,7 @@ import streamlit as st
 
 from icebear.actmax.labels.significance import label_title
 from icebear.app.web import chat_clicks
-from icebear.app.web.shared import explanations, jobs, links, markdown, question, served, tables, words
+from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables, words
 from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.shared.explanations import answer_at, conversation_answer, explained_words
@@ -39,9 +39,7 @@ QUOTED = 42
 def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     """Say in a sentence and in bars what the words come from. Return the breakdown."""
     account = st.container()
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        chat_clicks.choose()
-        contrast = question.contrast_field("rather")
+    contrast = chat_clicks.choose_with_contrast()
     text, answer = conversation_answer(chat, turn)
     with account:
         request = (served.model_name(), text, turn, answer.token_range(span), contrast)

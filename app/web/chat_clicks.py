@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.web.shared import links
+from icebear.app.web.shared import links, question
 
 WORD = "word"
 SENTENCE = "sentence"
@@ -34,3 +34,10 @@ def choose() -> None:
     )
     choices = [WORD, SENTENCE, ALTERNATIVE]
     links.bound(st.segmented_control, "Select", "clicks", choices, default=WORD, required=True, help=about)
+
+
+def choose_with_contrast() -> str | None:
+    """Show the choice, and beside it the field for another word. Return what is in the field, None if it is empty."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        choose()
+        return question.contrast_field("rather")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from icebear.app.web import chat_clicks
-from icebear.app.web.shared import image_answers, question, words
+from icebear.app.web.shared import image_answers, words
 from icebear.app.web.shared.explanations import conversation_answer
 from icebear.models.text.chat import Chat
 
@@ -17,9 +17,7 @@ NOT_SHOWN = (
 def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     """Show the region, the shares and the tokens behind the words; of a region, the words it raised."""
     account = st.container()
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        chat_clicks.choose()
-        contrast = question.contrast_field("rather")
+    contrast = chat_clicks.choose_with_contrast()
     text, answer = conversation_answer(chat, turn)
     with account:
         image_answers.show((text, turn), answer, answer.token_range(span), is_wide=False, contrast=contrast)

@@ -14,14 +14,13 @@ from icebear.actmax.describe import LARGE
 from icebear.actmax.searching import headings, search, search_image
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.app.web import neuron_card
-from icebear.app.web.shared import jobs, links, markdown, served
+from icebear.app.web.shared import jobs, links, markdown, served, uploads
 from icebear.app.web.shared.header import no_store_yet
 from icebear.db.search import LIKE_IMAGE, NO_NEURON, NO_NEURON_LIKE, absent_line, absent_words
 from icebear.db.store import Store, open_store
 from icebear.db.terms import has_words, padded, words_of
 from icebear.errors import InputError
 from icebear.models.image_examples import ENDINGS
-from icebear.models.text.images import read_picture
 from icebear.records import WRITERS, Example, Hit, Neuron
 
 HITS = 50
@@ -96,9 +95,9 @@ def _search_by_image(uploaded: Any) -> None:
     with served.store() as opened:
         model = jobs.fitting(opened)
         try:
-            result = search_image(model, opened, read_picture(uploaded), PAGE_HITS)
-        except InputError:
-            st.error("This file cannot be read as an image; choose another one.")
+            result = search_image(model, opened, uploads.read(uploaded), PAGE_HITS)
+        except InputError as error:
+            st.error(markdown.message(error))
             return
         similar = ", ".join(f"{markdown.plain(name)} ({cosine:.2f})" for name, cosine in result.images)
         st.caption(f"The most similar images of the index, by cosine: {similar}")

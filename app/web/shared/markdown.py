@@ -27,7 +27,7 @@ def read_prompt(text: str) -> str | Chat:
     if not re.match(r'\s*\[\s*{\s*"role"', text):
         return text
     chat = Chat.from_json(text, "The prompt")
-    if any(message.get("image") for message in chat.messages):  # its path would be a file of the server
+    if chat.image is not None:  # its path would be a file of the server
         raise InputError("The messages in this field have an image, and the field reads text alone; leave it out.")
     return chat
 
