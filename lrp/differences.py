@@ -82,7 +82,7 @@ def secant(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     same = lambda x: x  # noqa: E731
     with torch.enable_grad(), saved_tensors_hooks(same, same):  # checkpointing would compute the layer again for these
         middle = torch.lerp(partner_x, row_x, 0.5).requires_grad_()
-        (derivative,) = torch.autograd.grad(func(middle), middle, middle.new_ones(()).expand_as(middle))
+        (derivative,) = torch.autograd.grad(func(middle).sum(), middle)  # given a gradient, grad imports sympy
     dx, dy = row_x - partner_x, y - partner_y
     near = _small(dx, exact, 1) & _small(dy, value)
     return Rescaled.apply(  # type: ignore[no-any-return]

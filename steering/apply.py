@@ -31,14 +31,16 @@ SourceActivations = dict[tuple[str, int], Tensor]
 
 _READING: ContextVar[bool] = ContextVar("reading", default=False)
 """Whether the prompt of a swap is read, in a pass without edits."""
-_READ: ContextVar[dict[tuple[SwapSource, tuple[str, ...]], SourceActivations] | None] = ContextVar("read", default=None)
+_READ: ContextVar[dict[tuple[Model, SwapSource, tuple[str, ...]], SourceActivations] | None]
+_READ = ContextVar("read", default=None)
 """What `reading_sources_once` has read."""
 
 
 @contextmanager
 def reading_sources_once() -> Iterator[None]:
-    """Inside, where one model is used and stays as it is, several `steer` read the prompt of a swap once."""
-    read = _READ.set({})
+    """Inside, where models stay as they are, several `steer` read the prompt of a swap once."""
+    known = _READ.get()
+    read = _READ.set({} if known is None else known)
     try:
         yield
     finally:
@@ -209,8 +211,8 @@ def _swapped_values(model: Model, edits: Iterable[Edit]) -> dict[Edit, Tensor]:
 
 def _source_activations(model: Model, source: SwapSource, sites: tuple[str, ...]) -> SourceActivations:
     known = _READ.get()
-    if known is not None and (source, sites) in known:
-        return known[source, sites]
+    if known is not None and (model, source, sites) in known:
+        return known[model, source, sites]
     objective = objective_of(model, [source if isinstance(source, str) else list(source)])
     values = Values(model, objective.batch, sites)
     reading = _READING.set(True)
@@ -225,7 +227,7 @@ def _source_activations(model: Model, source: SwapSource, sites: tuple[str, ...]
         for layer in model.layers_with(site)
     }
     if known is not None:
-        known[source, sites] = read
+        known[model, source, sites] = read
     return read
 
 

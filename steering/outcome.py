@@ -44,6 +44,7 @@ OUTCOME_STEPS = NEW_TOKENS + ALL_KL_STEPS
 """All steps of `outcome_of`."""
 
 
+@reading_sources_once()
 def outcome_of(
     model: Model,
     recipe: Recipe,
@@ -240,7 +241,7 @@ def _with_side_effects(
     on_step: Callable[[int], None],
 ) -> Outcome:
     kls = []
-    for number, row in enumerate([edits, *draws[:KL_DRAWS]]):
+    for number, kl in enumerate(contexts.off_target_kls([edits, *draws[:KL_DRAWS]])):
         on_step(KL_STEPS * number)
-        kls.append(contexts.off_target_kl(row))
+        kls.append(kl)
     return replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))

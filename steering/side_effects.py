@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby, zip_longest
@@ -30,8 +31,11 @@ CONTINUED = 16
 """Tokens of the plain continuation of each context, for edits that act on generated tokens."""
 MAX_STRENGTH = 256.0
 TRIES = 40
-Reader = Callable[[Sequence[AnyEdit]], Tensor]
-"""Reads the held-out contexts under edits: the log-probabilities (N, V) of their next tokens."""
+SETS_PER_PASS = 4
+"""Sets of edits that share a pass; bounds the memory of the keys, values and logits of all contexts for each."""
+EditSets = Sequence[Sequence[AnyEdit]]
+Reader = Callable[[EditSets], Iterator[Tensor]]
+"""Reads the held-out contexts under each set of edits: the log-probabilities (N, V) of their next tokens."""
 
 
 def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
@@ -84,11 +88,17 @@ class HeldOutContexts:
         """Return the mean KL(plain || edited) in nats at the last token of each context, and, if edits act on generated
         tokens, at `CONTINUED` tokens that the plain model writes after it. Edits that name a position of their own
         prompt act at the last one."""
-        anywhere = [replace(edit, where="last") if edit.where.startswith("position:") else edit for edit in edits]
-        read = self._reader(anywhere)
-        if read not in self._plain:
-            self._plain[read] = read([])
-        plain, edited = self._plain[read], read(anywhere)
+        return next(self.off_target_kls([edits]))
+
+    def off_target_kls(self, sets: Iterable[Sequence[AnyEdit]]) -> Iterator[float]:
+        """Yield `off_target_kl` of each set of edits; sets that act at the last token share passes."""
+        for read, group in groupby(map(_anywhere, sets), self._reader):
+            logs = read([*[[]] * (read not in self._plain), *group])
+            if read not in self._plain:
+                self._plain[read] = next(logs)
+            yield from (self._kl(self._plain[read], edited) for edited in logs)
+
+    def _kl(self, plain: Tensor, edited: Tensor) -> float:
         kl = (plain.exp() * (plain - edited)).sum(-1).mean()
         if kl.isnan():
             raise NumericalError(f"With these edits {self.model.name} computes NaN; make them smaller.")
@@ -110,12 +120,19 @@ class HeldOutContexts:
     def _prefix(self) -> Prefix | None:
         return Prefix.of(self.model, self._texts)
 
-    def _last_tokens(self, edits: Sequence[AnyEdit]) -> Tensor:
-        """Read the last token of each context after all tokens before it, on which the edits do not act."""
+    def _last_tokens(self, sets: EditSets) -> Iterator[Tensor]:
+        """Read the last token of each context after all tokens before it, on which the edits do not act; the rows of
+        a pass are all contexts for each of several sets."""
         assert self._prefix
-        with steer(self.model, edits), torch.no_grad():
-            logits = self._prefix.logits(*self._after_prefix(range(len(self._cuts))), [0])[:, 0]
-        return logits.float().log_softmax(-1).cpu()
+        count = len(self._cuts)
+        for start in range(0, len(sets), SETS_PER_PASS):
+            part = sets[start : start + SETS_PER_PASS]
+            with torch.no_grad(), ExitStack() as edited:
+                for number, edits in enumerate(part):
+                    rows = range(number * count, (number + 1) * count)
+                    edited.enter_context(steer(self.model, edits, rows=rows))
+                logits = self._prefix.logits(*self._after_prefix([*range(count)] * len(part)), [0])[:, 0]
+            yield from logits.float().log_softmax(-1).cpu().split(count)
 
     def _after_prefix(self, chosen: Sequence[int]) -> tuple[Tensor, list[int], list[int]]:
         """Return the last tokens (C, 1) of chosen contexts, with the row of the prefix and the position of each."""
@@ -131,29 +148,31 @@ class HeldOutContexts:
         each = [head_outputs(self.model, self.model.inputs(batch)) for batch in batches]
         return {layer: torch.cat([row[layer] for row in each]) for layer in each[0]}
 
-    def _whole_texts(self, edits: Sequence[AnyEdit]) -> Tensor:
+    def _whole_texts(self, sets: EditSets) -> Iterator[Tensor]:
         """Read each text once: edits act on each token in the same way in all contexts."""
         numbers, ends = zip(*self._cuts, strict=True)
-        logs = _log_probabilities(self.model, edits, self._texts, list(range(max(ends))), None)
-        return logs[list(numbers), [end - 1 for end in ends]]
+        for edits in sets:
+            logs = _log_probabilities(self.model, edits, self._texts, list(range(max(ends))), None)
+            yield logs[list(numbers), [end - 1 for end in ends]]
 
-    def _ends(self, edits: Sequence[AnyEdit]) -> Tensor:
-        return self._by_length(edits, self.contexts, 0)
+    def _ends(self, sets: EditSets) -> Iterator[Tensor]:
+        return self._by_length(sets, self.contexts, 0)
 
-    def _continuations(self, edits: Sequence[AnyEdit]) -> Tensor:
-        return self._by_length(edits, self._continued, 1)
+    def _continuations(self, sets: EditSets) -> Iterator[Tensor]:
+        return self._by_length(sets, self._continued, 1)
 
-    def _ends_and_continuations(self, edits: Sequence[AnyEdit]) -> Tensor:
-        return self._by_length(edits, self._continued, 0)
+    def _ends_and_continuations(self, sets: EditSets) -> Iterator[Tensor]:
+        return self._by_length(sets, self._continued, 0)
 
-    def _by_length(self, edits: Sequence[AnyEdit], texts: Sequence[list[int]], start: int) -> Tensor:
+    def _by_length(self, sets: EditSets, texts: Sequence[list[int]], start: int) -> Iterator[Tensor]:
         """Read texts that begin with the contexts, from the `start`-th token after the last one on."""
-        logs = []
-        for length, group in groupby(zip(map(len, self.contexts), texts, strict=True), key=itemgetter(0)):
-            rows = [row for _, row in group]
-            positions = list(range(length - 1 + start, len(rows[0])))
-            logs.append(_log_probabilities(self.model, edits, rows, positions, length).flatten(0, 1))
-        return torch.cat(logs)
+        for edits in sets:
+            logs = []
+            for length, group in groupby(zip(map(len, self.contexts), texts, strict=True), key=itemgetter(0)):
+                rows = [row for _, row in group]
+                positions = list(range(length - 1 + start, len(rows[0])))
+                logs.append(_log_probabilities(self.model, edits, rows, positions, length).flatten(0, 1))
+            yield torch.cat(logs)
 
     @cached_property
     def _continued(self) -> list[list[int]]:
@@ -163,6 +182,11 @@ class HeldOutContexts:
             return self.contexts
         written = self.model.continuations(self.contexts, min(CONTINUED, room))
         return [context + tokens for context, tokens in zip(self.contexts, written, strict=True)]
+
+
+def _anywhere(edits: Sequence[AnyEdit]) -> list[AnyEdit]:
+    """Return edits of a position of their own prompt as edits of the last token."""
+    return [replace(edit, where="last") if edit.where.startswith("position:") else edit for edit in edits]
 
 
 def _acting(edits: Sequence[AnyEdit]) -> tuple[bool, bool]:

@@ -233,11 +233,14 @@ def test_a_common_beginning_is_read_once_and_adds_nothing(name, heads, monkeypat
     model, late = calibrated(KNOWN[name]), [*IDS[:3], 17, *IDS[4:]]
     after, lengths, graphs = prefix.Prefix.after, [], []
     monkeypatch.setattr(prefix.Prefix, "after", lambda self, ids: lengths.append(ids.shape[1]) or after(self, ids))
-    for least in (99, 2):
-        monkeypatch.setattr(prefix, "COMMON", least)
-        with Double():
-            graphs.append(circuit(model, IDS, 11, 12, counterfactual=late, nodes=10, heads=heads))
-        assert bool(lengths) is (least == 2)
+    monkeypatch.setattr(prefix, "COMMON", 2)
+    with Double(), monkeypatch.context() as without:
+        without.setattr(prefix.Prefix, "of", lambda model, rows: None)
+        graphs.append(circuit(model, IDS, 11, 12, counterfactual=late, nodes=10, heads=heads))
+        assert not lengths
+    with Double():
+        graphs.append(circuit(model, IDS, 11, 12, counterfactual=late, nodes=10, heads=heads))
+    assert lengths
     whole, short = graphs
     for part in ("effect", "random_effect", "estimate", "contribution"):
         assert torch.allclose(getattr(short, part), getattr(whole, part), atol=1e-9, equal_nan=True), part

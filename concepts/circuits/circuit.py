@@ -147,7 +147,7 @@ def graph_of(
     values = choosing.node_values(relevance, token_nodes)
     nodes = _nodes(model, relevance, token_nodes, scores, values)
     measurement = EdgeMeasurement(model, relevance, [*nodes, choosing.answer_node(relevance)], whole_parts)
-    on_steps = counting(on_progress, 2 * (len(nodes) + 1) + len(measurement.rows))
+    on_steps = counting(on_progress, 2 * (len(nodes) + 1) + measurement.row_count)
     estimate, contribution = _edges(model, relevance, token_nodes, whole_parts, on_steps, (None, DIFFERENCE))
     return Graph(
         model,

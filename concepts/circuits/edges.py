@@ -12,7 +12,7 @@ shown. It passes only whole parts: attention or the FFN of all layers at a token
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from icebear.concepts.methods.difference_rules import Difference
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import NeuronRecorder
 from icebear.concepts.passes.prompt import prompt_relevance
-from icebear.concepts.passes.run import Logits, Target, TokenNode, forward, forward_backward
+from icebear.concepts.passes.run import Logits, Target, TokenNode, first_layers, forward, forward_backward
 from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.models.model import Model
 from icebear.models.objective import Objective
@@ -166,6 +166,12 @@ def direct(
 def inputs_of(model: Model, pair: Objective) -> list[Tensor]:
     """Return the input of each stack, for both rows."""
     inputs = Inputs()
-    # A recorder takes a mixture past its kernels, as `forward_backward` does.
-    forward(model, Logits(pair), [inputs, NeuronRecorder(model, pair.batch, {"ffn"} & set(model.sites))])
+    with model.lock, ExitStack() as undo:
+        if model.task.stacks == 1:  # else the decoder's comes after the encoder's layers
+            undo.enter_context(first_layers(model, 1))
+        layers = range(1 if model.task.stacks == 1 else model.layers)
+        ffn = {*model.layers_with("ffn")} if "ffn" in model.sites else set()
+        # Hooks take a mixture past its kernels, as in `forward_backward`.
+        undo.enter_context(hooks(model, [("ffn", layer) for layer in layers if layer in ffn], lambda *_: None))
+        forward(model, Logits(pair), [inputs])
     return [leaf.detach() for leaf in inputs.leaves]

@@ -17,7 +17,7 @@ from icebear.concepts.circuits.edges import inputs_of
 from icebear.concepts.circuits.nodes import pair_of, probes
 from icebear.concepts.circuits.stages_set import whole_tokens
 from icebear.concepts.passes.inputs import input_hooks
-from icebear.concepts.passes.prefix import after_common_beginning
+from icebear.concepts.passes.prefix import after_beginning, after_common_beginning
 from icebear.concepts.passes.run import Logits, TokenNode, forward
 from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.concepts.results.result import Relevance
@@ -25,8 +25,8 @@ from icebear.concepts.stages.stage_records import WholePart
 from icebear.models.model import Model
 from icebear.models.text import images
 
-TOKENS_PER_PASS = 256
-"""Rows times tokens of a forward pass."""
+TOKENS_PER_PASS = 512
+"""Rows times tokens of a forward pass; tokens whose keys and values are known count a sixteenth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +74,17 @@ class FixedNeurons:
         relevance: Relevance,
         token_nodes: Sequence[TokenNode],
         whole_parts: Sequence[WholePart] = (),
+        in_prompt: bool = False,
     ) -> None:
+        """in_prompt: everything but nodes keeps its value in the prompt, so that the tokens before the earliest node,
+        on which no node has an influence, are read once (of a causal model)."""
         self.model = model
         earliest = min(token for _, token in token_nodes)
-        self.pair, self.start = after_common_beginning(model, pair_of(relevance), earliest)
+        pair = pair_of(relevance)
+        if in_prompt:
+            self.pair, self.start = after_beginning(model, pair.rows([0, 0]), earliest)
+        else:
+            self.pair, self.start = after_common_beginning(model, pair, earliest)
         self.recomputed = whole_tokens(whole_parts, len(relevance.tokens))
         self.nodes = [replace(probe, position=probe.position - self.start) for probe in probes(relevance, token_nodes)]
         both = relevance.neurons.activation, relevance.neurons.counterfactual
@@ -101,6 +108,10 @@ class FixedNeurons:
         probe = self.nodes[number]
         return self.values[base][probe.site][probe.layer, probe.position, probe.columns]
 
+    def exchanged(self, number: int) -> FixedPass:
+        """Return the pass in which one node takes its value in the counterfactual prompt, all else that in the prompt."""
+        return FixedPass(0, nodes={number: self.value(number, 1)})
+
     def run(
         self, rows: Sequence[FixedPass], on_rows: Callable[[int], None] = lambda rows: None
     ) -> tuple[dict[int, Tensor], Tensor]:
@@ -108,7 +119,7 @@ class FixedNeurons:
 
         on_rows: called after each pass with the number of its rows.
         """
-        size = max(1, TOKENS_PER_PASS // self.pair.batch.spans[1].stop)
+        size = max(1, int(TOKENS_PER_PASS / (self.pair.batch.spans[1].stop + self.pair.batch.before / 16)))
         passes, answers = _Passes(rows), []
         seen: dict[int, list[Tensor]] = {number: [] for number in range(len(self.nodes))}
         with self.model.lock:

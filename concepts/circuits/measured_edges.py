@@ -43,13 +43,13 @@ class EdgeMeasurement:
         self.random = _random_sources(model, nodes)
         token_nodes = [(node.neuron, node.position) for node in nodes]
         drawn = [(source.neuron, source.position) for source in self.random]
-        self.fixed = FixedNeurons(model, relevance, [*token_nodes, *drawn], whole_parts)
-        self.tokens = self.fixed.differing
-        self.rows = [
-            FixedPass(0),
-            *(FixedPass(0, [token]) for token in self.tokens),
-            *(FixedPass(0, nodes={number: self.fixed.value(number, 1)}) for number in range(len(self.fixed.nodes))),
-        ]
+        sources = [*token_nodes, *drawn]
+        self.of_tokens = FixedNeurons(model, relevance, token_nodes, whole_parts)
+        self.of_nodes = FixedNeurons(model, relevance, sources, whole_parts, in_prompt=True)
+        self.tokens = self.of_tokens.differing
+        self.token_rows = [FixedPass(0), *(FixedPass(0, [token]) for token in self.tokens)]
+        self.node_rows = [FixedPass(0), *map(self.of_nodes.exchanged, range(len(sources)))]
+        self.row_count = len(self.token_rows) + len(self.node_rows)
 
     def effects(self, on_rows: Callable[[int], None]) -> tuple[Tensor, Tensor]:
         """Return the effects (K + 1, T + K) of tokens and nodes on nodes and the answer, and of random sources on each
@@ -58,10 +58,11 @@ class EdgeMeasurement:
         An effect is the target's value in the prompt minus its value with the source exchanged.
         """
         count = len(self.targets) - 1
-        values = self.fixed.measured(self.rows, count, on_rows)
-        changes = values[:, :1] - values[:, 1:]
-        tokens, nodes, random = changes.split([len(self.tokens), count, len(self.random)], 1)
-        effects = changes.new_zeros(count + 1, self.token_count + count)
+        of_tokens = self.of_tokens.measured(self.token_rows, count, on_rows)
+        values = self.of_nodes.measured(self.node_rows, count, on_rows)
+        tokens = of_tokens[:, :1] - of_tokens[:, 1:]
+        nodes, random = (values[:, :1] - values[:, 1:]).split([count, len(self.random)], 1)
+        effects = values.new_zeros(count + 1, self.token_count + count)
         effects[:, self.tokens], effects[:, self.token_count :] = tokens, nodes
         return effects, self._largest_of_random(random.abs(), NO_DIFFERENCE * values[:, :1].abs())
 
@@ -93,8 +94,8 @@ def effect_shares(
         raise InputError(
             "The edge's target has the same value in both prompts, so there is no share; change the claim."
         )
-    fixed = FixedNeurons(model, relevance, [*ends, *sources], whole_parts)
-    exchanged = [FixedPass(0, nodes={number: fixed.value(number, 1)}) for number in range(len(ends), len(fixed.nodes))]
+    fixed = FixedNeurons(model, relevance, [*ends, *sources], whole_parts, in_prompt=True)
+    exchanged = map(fixed.exchanged, range(len(ends), len(fixed.nodes)))
     numbers = fixed.measured([FixedPass(0), *exchanged], len(ends))[0]  # of the target, or of the answer alone
     return ((numbers[0] - numbers[1:]) / difference).tolist()
 

@@ -113,19 +113,30 @@ def logits_at(model: Model, inputs: dict[str, Any], positions: list[int], **opti
 
 
 def after_common_beginning(model: Model, pair: Objective, most: int) -> tuple[Objective, int]:
-    """Return a pair of prompts without the tokens that both begin with, and the number of these.
+    """Return a pair of prompts without the tokens that both begin with, and the number of these, see `after_beginning`.
 
-    Passes over the pair read these tokens from a cache. As they are the same in both prompts, no difference comes from
-    them. Where there are few or no cache, the pair is returned as it is.
+    As they are the same in both prompts, no difference comes from them. Where there are few, the pair is returned as it
+    is.
 
     most: the largest number of tokens to leave out.
     """
     ids = pair.batch.ids
     same = int((ids[0] == ids[1]).long().cumprod(0).sum())
-    count = min(most, same, *pair.all_positions)
-    prefix = Prefix.of(model, [ids[0, :count].tolist()]) if count >= COMMON else None
+    return after_beginning(model, pair, min(most, same)) if min(most, same) >= COMMON else (pair, 0)
+
+
+def after_beginning(model: Model, pair: Objective, most: int) -> tuple[Objective, int]:
+    """Return a pair of prompts that begin alike without their first tokens, and the number of these.
+
+    Passes over the pair read these tokens from a cache. Without a cache, the pair is returned as it is.
+
+    most: the largest number of tokens to leave out.
+    """
+    count = min(most, *pair.all_positions)
+    prefix = Prefix.of(model, [pair.batch.ids[0, :count].tolist()]) if count else None
     if not prefix:
         return pair, 0
     lengths = tuple(length - count for length in pair.batch.lengths)
-    batch = Batch(ids[:, count:], pair.batch.mask[:, count:], lengths, before=count, after=prefix.after)
+    ids, mask = pair.batch.ids[:, count:], pair.batch.mask[:, count:]
+    batch = Batch(ids, mask, lengths, before=count, after=prefix.after)
     return replace(pair, batch=batch, positions=tuple(tuple(p - count for p in row) for row in pair.positions)), count

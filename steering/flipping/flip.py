@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +32,7 @@ from icebear.models.objective import likelier_form
 from icebear.models.text.prompts import PromptLike, prompt_json, prompt_line
 from icebear.recipe import Recipe
 from icebear.records import Neuron
-from icebear.steering.apply import steer
+from icebear.steering.apply import reading_sources_once, steer
 from icebear.steering.flipping.last_token import Edits, LastToken, NeuronStep, as_edit, values_by_step
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.provenance import EditedNeuron, FlipRecord
@@ -207,6 +208,7 @@ def flip(
     )
 
 
+@reading_sources_once()
 def flip_by(request: FlipRequest) -> Recipe:
     """Return the recipe of `flip`."""
     model, prompt, store = request.model, request.prompt, request.store
@@ -308,8 +310,9 @@ def _searches(state: SearchState) -> list[SearchState]:
 
 def _flipped(state: SearchState) -> tuple[SearchState, _Result]:
     """Search edits, prune and weaken them; return the state of the successful search and its result."""
-    start = result = _Result({}, margins(state, [{}])[0].item())
-    if _holds(state, start.edits):
+    steps = _steps(state, [{}])
+    start = result = _Result({}, _margins(state, steps)[0].item())
+    if _hold(state, steps)[0]:
         return state, start
     for searched in _searches(state):
         if result.margin < MARGIN:
@@ -318,7 +321,7 @@ def _flipped(state: SearchState) -> tuple[SearchState, _Result]:
                 state, result = searched, next_result
             else:
                 result = replace(result, rounds=next_result.rounds)
-    if not _holds(state, result.edits):
+    if not _hold(state, _steps(state, [result.edits]))[0]:
         raise InputError(_failure(state, result.edits))
     return state, replace(result, edits=_weakened(state, _pruned(state, result.edits)))
 
@@ -352,7 +355,10 @@ def _round(state: SearchState, choose: Chooser, result: _Result) -> _Result:
 def margins(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
     """(P,) the margin of the flip in logits, under each of P proposals of edits. For a phrase it is the smallest margin
     of its tokens, or, if one is below `MARGIN`, `MARGIN` less the sum of what they lack; to suppress, the largest."""
-    steps = _steps(state, proposals)
+    return _margins(state, _steps(state, proposals))
+
+
+def _margins(state: SearchState, steps: Tensor) -> Tensor:
     if state.top_k:
         return steps.amax(1)
     lacking = (MARGIN - steps).clamp(min=0).sum(1)
@@ -370,9 +376,8 @@ def _steps(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
     return wanted - logits.amax(-1)
 
 
-def _holds(state: SearchState, edits: Edits) -> bool:
-    steps = _steps(state, [edits])[0]
-    return bool((steps > 0).any() if state.top_k else (steps > 0).all())
+def _hold(state: SearchState, steps: Tensor) -> list[bool]:
+    return ((steps > 0).any(1) if state.top_k else (steps > 0).all(1)).tolist()
 
 
 def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[NeuronStep, float]]:
@@ -382,7 +387,8 @@ def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[N
     score = torch.zeros_like(scores)
     score[:, state.searched] = scores[:, state.searched].nan_to_num(0.0, 0.0, 0.0)
     best = score.flatten().topk(min(CANDIDATES, score.numel())).indices
-    neuron_steps = list(zip(*(axis.tolist() for axis in torch.unravel_index(best, score.shape)), strict=True))
+    axes = np.unravel_index(best.cpu().numpy(), score.shape)  # torch's imports sympy
+    neuron_steps = list(zip(*(axis.tolist() for axis in axes), strict=True))
     neuron_steps += [(neuron.layer, neuron.index, step) for neuron in state.prefer for step in range(score.shape[2])]
     return [
         {**edits, neuron_step: (state.now + level * (limits - state.now))[neuron_step].item()}
