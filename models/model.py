@@ -117,11 +117,12 @@ class Model(Architecture):
 
     @torch.no_grad()
     def _measured(self, rows: Sequence[list[int]], side: str) -> Tensor:
-        """Return what a plain pass computes of the first row: its residual stream, of a decoder its logits."""
+        """Return what a plain pass computes of the first row: its residual stream, of an encoder-decoder its logits (of
+        labels the encoder's stream)."""
         with self.lock, unhooked(self.net):
             if side == "right":
                 batch, positions = self.read(rows), list(range(len(rows[0])))
-                if batch.decoder:
+                if batch.decoder and not self.labels:
                     return self.logits(batch, positions)[0].float()
                 return self.final_stream(batch)[0, positions].float()
             inputs = self.inputs(self.padded(rows, side))
