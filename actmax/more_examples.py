@@ -128,6 +128,10 @@ def _unseen(store: Store, neuron: Neuron) -> Iterator[Sentence]:
 def _corpus(store: Store) -> Corpus:
     """Return the corpus of an index, from the documents on that were not scanned. Raises `StoreError` if it changed."""
     facts = store.facts.all()
+    if facts.get("from") == "neuronpedia":
+        raise StoreError(
+            f"{store.path} has all sentences of its dashboards, so that there are no more; choose an index of a corpus."
+        )
     limit, named = facts.get("limit"), [facts[name] for name in ("language", "column", "config", "split", "revision")]
     scanned = read_corpus(facts["corpus"], limit, *named)
     if scanned.facts["content"] != facts["content"]:

@@ -63,7 +63,7 @@ def export_dashboards(
 
 def neurons_of(store: Store, neurons: Sequence[Neuron] | None) -> list[Neuron]:
     """Return the neurons to export, in order. Raises what `export_dashboards` raises."""
-    store.facts.get("finished")
+    store.check_finished()
     store.check_texts("Dashboards of Neuronpedia have sentences")
     for neuron in neurons or ():
         if neuron.site == "head":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear.actmax.index.corpus import Corpus, Document, sentence_id
-from icebear.actmax.labels.descriptions import score_descriptions, show_better
+from icebear.actmax.labels.descriptions import save_better, score_descriptions
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.cache import sha256
 from icebear.converters import checked
@@ -205,12 +205,12 @@ def score_labels(
     store: Store,
     dashboards: Dashboards,
     on_progress: OnProgress = unwatched,
-    sentences: Store | None = None,
+    scored_on: Store | None = None,
 ) -> list[AutomaticLabel]:
     """Score the labels of dashboards on sentences of a store, and save those that pass. The null are labels of other
     neurons: of the dashboards, then of the store.
 
-    sentences: another index of the model, on whose sentences labels are scored, and whose labels are the null, too.
+    scored_on: another index of the model, on whose sentences labels are scored, and whose labels are the null, too.
 
     Returns all labels with their scores. Raises `StoreError` for a store of another model, without vectors of a
     sentence encoder, or with too few sentences.
@@ -218,11 +218,11 @@ def score_labels(
     labels = dashboards.labels()
     if not labels:
         return []
-    texts, read = [text for rows in labels.values() for text, _ in rows], sentences or store
-    others = list(dict.fromkeys([*texts, *read.labels.by_side().values()]))
-    meanings = score_descriptions(model, read, labels, others, on_progress)
+    texts, scored_on = [text for rows in labels.values() for text, _ in rows], scored_on or store
+    others = list(dict.fromkeys([*texts, *scored_on.labels.by_side().values()]))
+    meanings = score_descriptions(model, scored_on, labels, others, on_progress)
     for meaning in meanings:
-        show_better(store, [meaning if read is store else _without_sentences(meaning, store_name(read))])
+        save_better(store, [meaning if scored_on is store else _without_sentences(meaning, store_name(scored_on))])
     return meanings
 
 

@@ -18,7 +18,7 @@ class BasePath:
     """Where a proxy serves the app: below a path, and at a host whose name requests may have."""
 
     path: str = ""
-    """Empty, or with a slash at its begin only. Decoded, as servers compare it with that of a request."""
+    """Empty, or with a slash at its beginning only. Decoded, as servers compare it with that of a request."""
     host: str = ""
     """Empty for this machine only."""
 

@@ -1,4 +1,4 @@
-"""Whether a request names this machine, which those of a website whose name points here (DNS rebinding) do not."""
+"""Whether a request names this machine. One from a website whose own name points here (DNS rebinding) does not."""
 
 import re
 

@@ -38,7 +38,7 @@ class Result:
 
 @dataclass
 class Session:
-    """What a server keeps between calls, of which one runs at a time.
+    """What a server keeps between calls. One call runs at a time.
 
     model_name and options: the arguments of `load_model`. store_path: None for the index that `choose_index` says,
     the folder's store or, if it is prepared, the one that comes with icebear. folder: for files; None: none is read or

@@ -91,7 +91,7 @@ def ablate(model: Model, pair: Pair, methods: Mapping[str, Method | str]) -> dic
         choices = [largest(scores, size) for size in SIZES]
         if name == MATCHED:
             choices = [random_nodes(choice, "ffn", generator) for choice in choices]
-        sufficiency, remaining = recovered_shares(nodes, choices, ends)
+        sufficiency, remaining = recovered_shares(nodes, choices)
         row = {"distance": fmean(abs(1 - x) for x in sufficiency), "remaining": fmean(map(abs, remaining))}
         for size in (100, 1000):
             index = SIZES.index(size)

@@ -10,7 +10,7 @@ from icebear.claims.checked import CheckedClaims
 from icebear.claims.claim import Claim
 from icebear.claims.claims_files import read_claims_file
 from icebear.claims.conditions import Condition, conditions_of
-from icebear.claims.under_conditions import again, check_under
+from icebear.claims.under_conditions import check_under, reload_model
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.steps import OnProgress, unwatched
@@ -61,4 +61,4 @@ def check(
     for claim in every:
         if not isinstance(claim, Claim):
             raise InputError(f"{shown(claim)} is not a claim; give a file of claims, or the claims that it has.")
-    return check_under(model, partial(again, model), every, conditions, on_progress)
+    return check_under(model, partial(reload_model, model), every, conditions, on_progress)

@@ -17,9 +17,9 @@ from icebear.result_files import saved_as
 from icebear.values import real, seed_of
 
 MARGIN = 0.05
-"""The share of a value that its threshold leaves, if its standard error is not larger."""
-LEAST = 0.01
-"""What a value is above its control at least, besides its margin: less is nothing that a claim should rest on."""
+"""A threshold is below the measured value by this share of it, or by the standard error if that is larger."""
+LEAST_GAP = 0.01
+"""The control must be below the threshold by the margin, or by this if the margin is smaller."""
 TOLERANCE = 1e-3
 """The share of a value by which machines may differ."""
 TAG = "kind"
@@ -76,19 +76,19 @@ class Claim:
         return f"{self.what.kind}: {self.what}"
 
     @classmethod
-    def of(cls, model: Model, what: Kind, seed: int = 0, measured: Measured | None = None) -> Claim:
+    def of(cls, model: Model, what: Kind, measured: Measured | None = None) -> Claim:
         """Measure a claim and set its threshold, which leaves the larger of the standard error and 5 % of the value as
         a margin.
 
-        seed: of random controls. measured: what `what.measured(model, seed)` returns, if it is known. Raises
-        `InputError` if the control passes too, or nearly: such a claim cannot fail.
+        measured: what `what.measured(model)` returns, if it is known. Raises `InputError` if the control passes too, or
+        nearly: such a claim cannot fail.
         """
-        measured = measured or what.measured(model, seed)
+        measured = measured or what.measured(model)
         margin = max(measured.error, MARGIN * abs(measured.value))
         threshold = measured.value - margin
         if measured.broken_by:
             raise InputError(f"This claim does not hold. {measured.broken_by}")
-        if not measured.control < threshold - max(margin, LEAST):
+        if not measured.control < threshold - max(margin, LEAST_GAP):
             raise InputError(
                 f"This claim cannot fail, because its control passes too: the {what.value_is} is {measured.value:.3f}, "
                 f"and the control ({what.control_is}) is {measured.control:.3f}. Claim something that the control does "
@@ -96,7 +96,7 @@ class Claim:
             )
         threshold, value, control = (round(x, 6) for x in (threshold, measured.value, measured.control))
         tolerance = round(TOLERANCE * abs(value), 6)
-        return cls(what, threshold, threshold, tolerance, value, control, Provenance.of(model, seed))
+        return cls(what, threshold, threshold, tolerance, value, control, Provenance.of(model, 0))
 
 
 def _converter() -> Any:

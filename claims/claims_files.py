@@ -177,9 +177,7 @@ def append_claims(path: str | Path, claims: Sequence[Claim]) -> int:
         return len(before)
 
 
-def append_drafts(
-    model: Model, path: str | Path, drafts: Iterable[Draft], seed: int = 0
-) -> tuple[list[Claim], list[str], int]:
+def append_drafts(model: Model, path: str | Path, drafts: Iterable[Draft]) -> tuple[list[Claim], list[str], int]:
     """Append claims to a file. Return what was written, a sentence for each claim that was not, such as one that cannot
     fail, and how many claims the file had. Raises `InputError` if there is nothing to write, or the file cannot be
     written."""
@@ -187,7 +185,7 @@ def append_drafts(
     refused: list[str] = []
     for what, measured in drafts:
         try:
-            claims.append(Claim.of(model, what, seed, measured))
+            claims.append(Claim.of(model, what, measured))
         except InputError as error:
             refused.append(f"{what.kind}: {what}. {error}")
     if not claims:

@@ -87,7 +87,7 @@ def others_of(model: Model, neuron: Neuron, seed: int, count: int = RANDOM_DRAWS
     return [replace(neuron, index=index) for index in drawn]
 
 
-def text_of(prompt: Any) -> Any:
+def claimed_prompt(prompt: Any) -> Any:
     """Return a prompt as a claim has it. Raises `InputError` for token ids."""
     plain = prompt_json(prompt)
     if isinstance(plain, str):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 
 from icebear.claims.checked_monitor import CheckedMonitor, FlaggedTexts, MonitorRun
-from icebear.claims.conditions import AUTO, TEMPLATES, Condition, conditions_of, whole_number
+from icebear.claims.conditions import AUTO, TEMPLATES, Condition, conditions_of
 from icebear.claims.rephrasing import by_template, read_paraphrases
-from icebear.claims.under_conditions import Load, again, model_under, same_shape, threads
+from icebear.claims.under_conditions import Load, model_under, reload_model, same_shape, threads_of
 from icebear.errors import IcebearError, InputError, known_error
 from icebear.models.model import Model
 from icebear.render import percent
@@ -68,7 +67,9 @@ def check_monitor(
         Without texts, and for an unknown condition.
     """
     texts = checked_texts(monitor, several(examples), several(others))
-    return monitor_under(model, partial(again, model), monitor, texts, conditions_of(several(under)), on_progress)
+    return monitor_under(
+        model, partial(reload_model, model), monitor, texts, conditions_of(several(under)), on_progress
+    )
 
 
 def checked_texts(monitor: Monitor, examples: Sequence[str], others: Sequence[str]) -> Texts:
@@ -135,7 +136,7 @@ def _runs(
         changed = model_under(condition, model, load)
     except IcebearError as error:
         return [MonitorRun(condition.label, None, str(error))]
-    with threads(whole_number(condition.value)) if condition.kind == "threads" else nullcontext():
+    with threads_of(condition):
         named_in = model if condition.kind == "model" else None
         return [_run(monitor, name, texts, changed, plain, named_in) for name, texts in versions.items()]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -48,12 +48,11 @@ def check_under(
     plain = rows(lambda claim: check_claim(model, claim))
     runs = []
     for condition in conditions:
-        count = threads(whole_number(condition.value)) if condition.kind == "threads" else nullcontext()
         reworded = versions.get(condition)
         check_one = (
             partial(check_paraphrases, model, versions=reworded) if reworded else _checker(model, load, condition)
         )
-        with count:
+        with threads_of(condition):
             runs.append(ConditionRun(condition, rows(check_one)))
     return CheckedClaims(plain, tuple(runs))
 
@@ -69,7 +68,7 @@ def _checker(model: Model, load: Load, condition: Condition) -> CheckOne:
         return lambda claim: not_run(claim, why)
     if condition.kind == "seed":
         return partial(check_claim, changed, seed=whole_number(condition.value))
-    return _in_other(model, changed) if condition.kind == "model" else _in(changed)
+    return _checker_in_other(model, changed) if condition.kind == "model" else _checker_in(changed)
 
 
 def model_under(condition: Condition, model: Model, load: Load) -> Model:
@@ -85,7 +84,7 @@ def model_under(condition: Condition, model: Model, load: Load) -> Model:
     return model
 
 
-def _in(changed: Model) -> CheckOne:
+def _checker_in(changed: Model) -> CheckOne:
     """Return what measures a claim in a model whose kernels a machine may lack."""
 
     def checked(claim: Claim) -> CheckedClaim:
@@ -97,25 +96,26 @@ def _in(changed: Model) -> CheckOne:
     return checked
 
 
-def _in_other(model: Model, other: Model) -> CheckOne:
+def _checker_in_other(model: Model, other: Model) -> CheckOne:
     """Return what measures a claim in another model, unless it names parts that this model does not have."""
-    same, check_one = same_shape(model, other), _in(other)
+    same, check_one = same_shape(model, other), _checker_in(other)
     why = f"It names neurons or heads of {model.name}, and {other.name} has another architecture or shape."
     return lambda claim: check_one(claim) if same or not names_parts(claim.what) else not_run(claim, why)
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with so many threads."""
+def threads_of(condition: Condition) -> Iterator[None]:
+    """Compute with the number of threads of a condition, if that is what it changes."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    if condition.kind == "threads":
+        torch.set_num_threads(whole_number(condition.value))
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def again(model: Model, name: str | None = None, **changes: Any) -> Model:
+def reload_model(model: Model, name: str | None = None, **changes: Any) -> Model:
     """Load a model by its name with other arguments of `load_model`, or another model in its place. Raises
     `IcebearError`, also if another one than that in memory is loaded."""
     quantized = getattr(model.net.config, "quantization_config", None)

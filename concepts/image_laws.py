@@ -29,10 +29,10 @@ ROUNDING = 1000
 def image_laws(model: Model, prompts: Sequence[Prompt]) -> dict[str, float]:
     """Measure each law, as the largest deviation from it.
 
-    ``sums``: what CP-LRP and AttnLRP leave of the explained number, as a share of the sizes of all relevance.
-    ``differences``: what difference rules leave of the difference to the blurred image, and to another prompt about the
-    same image. ``gradient``:
-    gradient x input differs from torch's. ``batch``: two prompts with their images together differ from each alone.
+    ``sums``: the part of the explained number that the relevance of CP-LRP and AttnLRP does not account for, as a share
+    of the sizes of all relevance. ``differences``: the same for difference rules, compared with the blurred image and
+    with another prompt about the same image. ``gradient``: gradient x input and torch's. ``batch``: two prompts with
+    their images together, and each alone.
     ``blocks``: tokens of the image whose pixels change the vector of another token, or not their own, where attention
     in the vision tower is shut off.
 

@@ -17,8 +17,9 @@ METHODS = (CP_LRP, ATTNLRP)
 def similarity_laws(net: Any, ids: Tensor, pixels: Tensor) -> dict[str, float]:
     """Measure each law, as the largest deviation from it.
 
-    ``sums``: what CP-LRP and AttnLRP leave of the similarity that transformers computes, as a share of the sizes of all
-    relevance. ``gradient``: gradient x input differs from torch's. ``batch``: pairs together differ from each alone.
+    ``sums``: the part of the similarity that transformers computes for which the relevance of CP-LRP and AttnLRP does
+    not account, as a share of the sizes of all relevance. ``gradient``: gradient x input and torch's. ``batch``: pairs
+    together, and each alone.
     ``blocks``: patches of the image that do not hang on the pixels of their block alone.
 
     ids: (B, T) texts. pixels: (B, C, H, W) their images.

@@ -60,14 +60,14 @@ Neighbors = list[tuple[int, str, float]]
 
 @reads
 def by_words(store: Tables, text: str, k: int = 20, text_vector: np.ndarray | None = None) -> list[Hit]:
-    """Return what `Store.search` does, but k results of each kind (`BY`), which are lists of their own. Those of a text
-    of several words that has a vector are in order of meaning alone.
+    """Return up to k results by sentences and then up to k by weights (`BY`), each the best first; see `Store.search`.
+    With `text_vector`, those of several words are in the order of their meaning alone.
 
     text_vector: the vector (D,) of the text by the encoder of the index; else the mean of sentences with the words.
     Arrays have a number for each side, at 2 * neuron id + (polarity is -).
     """
     k = check_int(k, "The number of neurons")
-    store.facts.get("finished")
+    store.check_finished()
     words = words_of(text)
     query = query_of(words)
     sides = 2 * store.count("neurons")
@@ -110,13 +110,13 @@ def by_words(store: Tables, text: str, k: int = 20, text_vector: np.ndarray | No
 @reads
 def by_image(store: Tables, vector: np.ndarray, k: int = 20) -> list[Hit]:
     """Return the k neurons, heads and polarities whose strongest images are most like an image: the cosine of their
-    mean vector with it. It is larger than of any of as many random sets of the index's images.
+    mean vector with it. Those are returned whose cosine is above that of each of as many random sets of images.
 
     vector: (D,) of the image, as `Tables.sentence_vectors` has them. Neurons with fewer examples than others are left
     out.
     """
     k = check_int(k, "The number of neurons")
-    store.facts.get("finished")
+    store.check_finished()
     totals, size = store.example_tables.totals(2 * store.count("neurons")), int(store.facts.get("k"))
     query = vectors.unit(store.vectors.standardized(vector[None].astype(np.float32)))[0]
     rows = store.vectors.standardized(store.sentence_vectors()[1].astype(np.float32))
@@ -316,7 +316,7 @@ def _kurtosis_by_chance(store: Tables, name: str) -> dict[str, float]:
             rows = index.reconstruct_n(store.neurons.id(Neuron(layer, site, 0)), width)
             if rows.any():
                 drawn = random_rows(rows)
-                logits = np.concatenate([drawn @ block.T for block in vectors.blocks(tokens)], axis=1)
+                logits = _logits(tokens, drawn)
                 chance[f"{site}.{layer}"] = float(np.percentile(kurtosis(logits), NULL_PERCENTILE))
     return chance
 

@@ -62,7 +62,7 @@ def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
 def open_without_model(path: str | Path, model_name: str) -> Iterator[Store]:
     """Open a store of a model of this name whose scan is finished, without the model. Raises `StoreError` otherwise."""
     with open_store(path) as store:
-        store.facts.get("finished")
+        store.check_finished()
         if store.facts.get("model") != model_name:
             raise StoreError(
                 f"{path} is an index of {store.facts.get('model')}, not of {model_name}; use another --store."
@@ -75,7 +75,7 @@ def open_finished(path: str | Path, fingerprint: str, model_name: str) -> Iterat
     """Open a store of this model whose scan is finished. Raises `StoreError` otherwise."""
     with open_store(path) as store:
         store.check(fingerprint, model_name)
-        store.facts.get("finished")
+        store.check_finished()
         yield store
 
 

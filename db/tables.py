@@ -40,6 +40,10 @@ class Tables(SqliteFile):
         them, else those of the model."""
         return self.sentences.vectors(ids, "embeddings" if self.facts.find("encoder") else "sentence_vectors")
 
+    def check_finished(self) -> None:
+        """Raise `StoreError` if the scan is not finished."""
+        self.facts.get("finished")
+
     @reads
     def count(self, table: str) -> int:
         """Return the number of rows of a table."""

@@ -1,7 +1,7 @@
 """The explanation of a prediction that command line, app, MCP server and report render.
 
-It is made in three ways: `explain` takes a prompt; `explain_relevance`, a relevance, and measures its stages;
-`Explanation.of`, a relevance whose nodes alone are explained.
+There are three ways to make one: `explain` starts from a prompt; `explain_relevance` starts from a relevance, and
+measures its stages too; `Explanation.of` starts from a relevance, and explains its nodes alone.
 """
 
 from __future__ import annotations

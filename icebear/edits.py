@@ -122,6 +122,11 @@ class Edit:
         """What is edited."""
         return self.neuron
 
+    @property
+    def polarity(self) -> str:
+        """That of the value."""
+        return "+" if self.value >= 0 else "-"
+
     @classmethod
     def from_prompt(cls, neuron: Neuron | str, prompt: SwapSource, where: str = "last") -> Edit:
         """Return the edit that gives a neuron, or a head, its value after another prompt.

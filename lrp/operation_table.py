@@ -461,7 +461,7 @@ class RelevanceMode(TorchFunctionMode):
     def account_constant(self, y: Tensor, value: Tensor | None, name: str) -> None:
         """Account for the relevance of the constant summand `value` of y: sum(value * g_y)."""
         if self.accounting is not None and value is not None:
-            part = experts.part.get()
+            part = experts.expert_tokens.get()
             y.register_hook(lambda g: self.retain(name, 1, rules.product(value, g, name), part))
 
     def linear_map(
@@ -471,7 +471,7 @@ class RelevanceMode(TorchFunctionMode):
         if rule == Epsilon():  # the plain gradient
             self.account_constant(y, bias, "biases")
             return y
-        part = experts.part.get()
+        part = experts.expert_tokens.get()
         retain = lambda share: self.retain("biases", 1, share, part)  # noqa: E731
         return rules.LinearMap.apply(x, y.detach(), weight, bias, f, rule, retain)
 

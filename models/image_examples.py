@@ -51,13 +51,13 @@ def by_examples(model: Model, examples: Images, others: Images) -> Model:
         raise InputError(f"{model.name} reads text; examples are for models of images, such as dinov2-small.")
     if model.labels:
         raise InputError(f"{model.name} has labels; name one as the target, and leave out the examples.")
-    mean, other = (image_features(model, images_of(images)).mean(0) for images in (examples, others))
+    mean, other = (image_features(model, listed_images(images)).mean(0) for images in (examples, others))
     names = [Path(images).name if isinstance(images, str | Path) else "" for images in (examples, others)]
     label = f"{names[0] or 'the examples'}, not {names[1] or 'the others'}"
     return with_direction(model, mean, other, label)
 
 
-def images_of(images: Images) -> Sequence[Any]:
+def listed_images(images: Images) -> Sequence[Any]:
     """Return images; those of a folder by name. Raises `InputError` for none."""
     if not isinstance(images, str | Path):
         listed: Sequence[Any] = list(images)
@@ -119,5 +119,5 @@ def with_direction(model: Model, examples: Tensor, others: Tensor, label: str) -
     net.classifier = head.to(model.device, model.dtype)
     net.config.id2label, net.config.label2id, net.config.problem_type = {0: label}, {label: 0}, "regression"
     result = Model(net, None, model.name, model.processor)
-    result.weights, result.without_label = model.weights, model
+    result.weights_note, result.without_label = model.weights_note, model
     return result

@@ -24,7 +24,7 @@ from icebear.models.parts.architecture import Architecture
 from icebear.models.prompt_image import PromptImage
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Marks, Turn, marks_of, rendered, turns
-from icebear.models.text.prompt_images import image_inputs, images_of, with_image
+from icebear.models.text.prompt_images import image_inputs, prompt_images_of, with_image
 from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, joined, prompts_of
 from icebear.models.text.words import Words
 from icebear.records import TokenScore
@@ -55,7 +55,7 @@ class Model(Architecture):
         super().__init__(_usable(net), name)
         self.tokenizer = tokenizer
         self.processor = processor
-        self._counting: dict[str, bool] = {}  # padding side -> whether padding counts
+        self._padding_changes: dict[str, bool] = {}  # padding side -> whether padding counts
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layers} layers, {self.dtype_name} on {self.device})"
@@ -63,8 +63,8 @@ class Model(Architecture):
     @property
     def made_with(self) -> dict[str, Any]:
         """The model and the versions of the software, as stored with every output (JSON-ready)."""
-        facts = {"name": self.name, "fingerprint": self.fingerprint, "dtype": self.dtype_name, "weights": self.weights}
-        return {"model": facts, "versions": versions()}
+        weights = {"fingerprint": self.fingerprint, "dtype": self.dtype_name, "weights": self.weights_note}
+        return {"model": {"name": self.name, **weights}, "versions": versions()}
 
     def encode(self, prompts: Sequence[PromptLike], padding_side: str = "right") -> Batch:
         """Return the prompts as a batch. Raises `InputError` for empty or too long ones."""
@@ -80,23 +80,23 @@ class Model(Architecture):
 
     @torch.inference_mode(False)  # a backward pass cannot keep ids that were made under it
     def padded(self, rows: Sequence[list[int]], padding_side: str = "right") -> Batch:
-        ids = pad_sequence([torch.tensor(row) for row in rows], True, self.padding(rows), padding_side)
+        ids = pad_sequence([torch.tensor(row) for row in rows], True, self.padding_id_for(rows), padding_side)
         mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], True, 0, padding_side)
         return Batch(ids.to(self.device), mask.to(self.device), tuple(map(len, rows)))
 
     def batches(self, lengths: Sequence[int], size: int, padding_side: str = "right") -> Iterator[list[int]]:
         """Yield rows of these lengths, in order, in batches in which each row gets the values that it has alone."""
         size = 1 if self.task.reads_alone else size
-        alone = len(set(lengths)) > 1 and (self._overflows() or self.padding_counts(padding_side))
+        alone = len(set(lengths)) > 1 and (self._overflows() or self.padding_changes_results(padding_side))
         longer = self.scales_positions_from
         kind = lambda row: lengths[row] if alone else lengths[row] > longer  # noqa: E731
         for _, group in groupby(range(len(lengths)), kind):
             rows = list(group)
             yield from (rows[start : start + size] for start in range(0, len(rows), size))
 
-    def padding_counts(self, side: str) -> bool:
+    def padding_changes_results(self, side: str) -> bool:
         """Return whether padding changes what is computed of a row (some models do not mask it), measured once."""
-        if side not in self._counting:
+        if side not in self._padding_changes:
             padding_id = getattr(self.config, "pad_token_id", None)
             vocabulary = self.config.vocab_size
             ids = [token for token in range(vocabulary // 3, vocabulary) if token != padding_id][:7]
@@ -106,8 +106,8 @@ class Model(Architecture):
                 near = alone.shape == beside.shape and (alone - beside).abs().max() <= close * alone.abs().max()
             except RuntimeError:  # kernels of experts do not take all sizes in 16 bits, and passes run past them
                 near = False
-            self._counting[side] = not near
-        return self._counting[side]
+            self._padding_changes[side] = not near
+        return self._padding_changes[side]
 
     def _overflows(self) -> bool:
         """Return whether a padded token that sees only padding becomes NaN, which then spreads: the smallest number of
@@ -127,10 +127,10 @@ class Model(Architecture):
                 return self.final_stream(batch)[0, positions].float()
             inputs = self.inputs(self.padded(rows, side))
             options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
-            config = GenerationConfig(**options, pad_token_id=self.padding(rows))
+            config = GenerationConfig(**options, pad_token_id=self.padding_id_for(rows))
             return type(self.net).generate(self.net, **inputs, generation_config=config).logits[0][0].float()
 
-    def padding(self, rows: Sequence[Sequence[int]]) -> int:
+    def padding_id_for(self, rows: Sequence[Sequence[int]]) -> int:
         """Return the model's padding id, or, if it has none, an id that no row ends with (0 if there is none)."""
         padding_id = getattr(self.config, "pad_token_id", None)
         if padding_id is not None and 0 <= padding_id < self.config.vocab_size:
@@ -522,7 +522,7 @@ class Model(Architecture):
         room = max(1, min(256, self.context_length - len(ids))) if max_new_tokens is None else max_new_tokens
         watch = (lambda new: on_token(new[0].tolist())) if on_token else None
         options = {**options, "return_dict_in_generate": True, "output_logits": True}
-        batch = replace(self.read_ids([ids]), images=images_of([read]))
+        batch = replace(self.read_ids([ids]), images=prompt_images_of([read]))
         output = self._generated(batch, room, temperature, seed, watch, options)
         new = output.sequences[0, len(ids) :].tolist()
         ended = new[-1] in self.ends

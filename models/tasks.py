@@ -16,7 +16,7 @@ from icebear.errors import InputError, ModelError
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.text import images
-from icebear.models.text.prompt_images import images_of, with_image
+from icebear.models.text.prompt_images import prompt_images_of, with_image
 from icebear.models.text.prompts import Prompt, PromptRequest
 from icebear.models.text.reader import Reader
 from icebear.values import check_int
@@ -147,7 +147,7 @@ class Causal(ModelTask):
 
     def encode(self, model: Reader, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
         read = [with_image(model, prompt) for prompt in prompts]
-        return replace(super().encode(model, read, padding_side), images=images_of(read))
+        return replace(super().encode(model, read, padding_side), images=prompt_images_of(read))
 
     def encode_targets(self, model: Reader, rows: Sequence[PromptRequest]) -> tuple[Batch, list[tuple[int, ...]]]:
         prompts = [with_image(model, row.prompt) for row in rows]
@@ -157,7 +157,7 @@ class Causal(ModelTask):
                 "A target text always follows the end of the prompt; leave out position (--at), or shorten the prompt."
             )
         batch = model.read_ids([with_answer(ids, answer) for ids, answer in read])
-        batch = replace(batch, images=images_of(prompts))
+        batch = replace(batch, images=prompt_images_of(prompts))
         last = [
             len(ids) - 1 if row.position is None else index_of(row.position, ids)
             for row, (ids, _) in zip(rows, read, strict=True)
@@ -258,7 +258,7 @@ class TextLabel(Labelled):
         return (max((position for position, token in enumerate(ids) if token != padding), default=0),)
 
     def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
-        padding = model.padding([batch.row_ids(row) for row in range(len(batch.lengths))])
+        padding = model.padding_id_for([batch.row_ids(row) for row in range(len(batch.lengths))])
         with replaced(model.config, "pad_token_id", padding):  # before which decoders read labels, if they have one
             return super().forward(model, batch, **options)
 

@@ -34,7 +34,7 @@ TRIES = 40
 SETS_PER_PASS = 4
 """Sets of edits that share a pass; bounds the memory of the keys, values and logits of all contexts for each."""
 EditSets = Sequence[Sequence[AnyEdit]]
-Reader = Callable[[EditSets], Iterator[Tensor]]
+ContextReader = Callable[[EditSets], Iterator[Tensor]]
 """Reads the held-out contexts under each set of edits: the log-probabilities (N, V) of their next tokens."""
 
 
@@ -78,7 +78,7 @@ class HeldOutContexts:
         numbers = {number: new for new, (number, _) in enumerate(longest)}
         self._texts = [rows[number][:end] for number, end in longest]
         self._cuts = [(numbers[number], end) for number, end in contexts]
-        self._plain: dict[Reader, Tensor] = {}
+        self._plain: dict[ContextReader, Tensor] = {}
 
     @cached_property
     def contexts(self) -> list[list[int]]:
@@ -104,7 +104,7 @@ class HeldOutContexts:
             raise NumericalError(f"With these edits {self.model.name} computes NaN; make them smaller.")
         return float(kl.clamp(min=0))
 
-    def _reader(self, edits: Sequence[AnyEdit]) -> Reader:
+    def _reader(self, edits: Sequence[AnyEdit]) -> ContextReader:
         """Return the quickest way to read the contexts for edits that act there. All give the same."""
         writes, ends = _acting(edits)
         wheres = {edit.where for edit in edits}

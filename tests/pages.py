@@ -68,7 +68,7 @@ def read(words, verb=main, above=None):
         return f"{name} {below}", names
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            cli_options, "named", lambda option: False
+            cli_options, "is_given", lambda option: False
         )  # a store may be made by an earlier command of the page
         command.make_context(name, list(rest), context)
     return name, {word for word in rest if word.startswith("--")}

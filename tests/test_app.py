@@ -498,7 +498,7 @@ def test_a_model_that_does_not_load_is_tried_again(first_visit, tmp_path, monkey
     assert name in page.error[0].value.replace("\\", "")
     assert not page.exception
     failed = background_job.loads[json.dumps(served.model_settings())]
-    assert jobs.loading() is not failed
+    assert jobs.model_job() is not failed
 
 
 def test_what_was_typed_stays(environment, no_stages):

@@ -44,7 +44,7 @@ def test_a_card_needs_no_model(environment, monkeypatch):
 
 
 def test_a_card_says_what_the_neuron_writes_where_the_model_is_loaded(environment):
-    jobs.loading().join()
+    jobs.model_job().join()
     page = text(fine(visit("neurons", neuron="L28.ffn.7")))
     assert WRITES in page
     assert page.count("; lowers ") >= 2 + neuron_card.PAGE_SENTENCES  # both polarities, and each sentence
@@ -378,7 +378,7 @@ def test_stop_ends_a_build_and_another_click_resumes_it(first_visit, corpus, mon
     whole = built().result
     assert read[0] == 16  # a shard
     with open_store(whole) as resumed, open_store(first_visit / "once.db", create=True) as once:
-        build_index(jobs.loading().result, corpus, once, sites=index_builds.APP_SITES)
+        build_index(jobs.model_job().result, corpus, once, sites=index_builds.APP_SITES)
         assert resumed.checksum() == once.checksum()
 
 

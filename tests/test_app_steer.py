@@ -12,7 +12,7 @@ from conftest import CAMEL, ICE_BEAR
 from icebear import Concept, monitor
 from icebear.app.web.shared import jobs, markdown, served
 from icebear.app.web.shared.background_job import STOPPED
-from icebear.app.web.steering import concepts, watch
+from icebear.app.web.steering import concepts, monitor_section
 from icebear.app.web.steering.flips import differences, started
 from icebear.steering import outcome
 from icebear.steering.comparison import compare, texts_under
@@ -175,7 +175,7 @@ def examples():
 
 def test_the_examples_in_the_package_are_those_in_the_examples_folder():
     inside = [concepts.EXAMPLE_FOLDER.joinpath(name).read_text() for name in ("music.txt", "not-music.txt")]
-    assert [*inside, watch.EVERYDAY.read_text()] == examples()
+    assert [*inside, monitor_section.EVERYDAY.read_text()] == examples()
 
 
 def test_a_concept_is_found_measured_and_steered(first_visit, few_contexts, generator):
@@ -267,7 +267,7 @@ def test_texts_with_a_concept_and_without_it_become_a_monitor(first_visit, few_c
     page.get_by_key("set_threshold").click().run()
     shown = text(fine(page))
     (concept,) = page.session_state["concepts"].values()
-    expected = monitor(jobs.loading().outcome(), concept, negatives, 0.05, detector="means")
+    expected = monitor(jobs.model_job().outcome(), concept, negatives, 0.05, detector="means")
     result = page.session_state["threshold"][1].result
     assert result == expected
     assert all(markdown.plain(sentence) in shown for sentence in expected.about)

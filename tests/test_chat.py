@@ -43,7 +43,7 @@ MODELS = {name: chatting(name) for name in (*TEMPLATES, *REASONING)}
 
 def contents(model, ids):
     pieces = model.pieces(ids)
-    return [(turn.role, "".join(pieces[turn.first : turn.last])) for turn in model.turns(ids)]
+    return [(turn.role, "".join(pieces[turn.text_start : turn.text_stop])) for turn in model.turns(ids)]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -273,7 +273,7 @@ def test_the_turns_of_a_known_chat_have_what_was_typed(name, typed):
     chat = Chat([{**message, "content": text} for message, text in zip(TALK, (typed, "In.", typed), strict=True)])
     pieces = model.pieces(model.ids(chat))
     known = turns_of(model, chat, pieces)
-    texts = [(turn.role, "".join(pieces[turn.first : turn.last])) for turn in known]
+    texts = [(turn.role, "".join(pieces[turn.text_start : turn.text_stop])) for turn in known]
     assert texts == [(message["role"], message["content"]) for message in chat.messages]
 
 

@@ -27,7 +27,6 @@ from icebear.claims.claim import Claim
 from icebear.claims.claims_files import append_claims, read_claims, write_claims
 from icebear.claims.kind import Measured, NodeId
 from icebear.claims.kinds import KINDS
-from icebear.claims.kinds.answers import SourceClaim
 from icebear.claims.kinds.edits import FlipClaim
 from icebear.claims.kinds.meanings import ConceptClaim, LabelClaim
 from icebear.claims.kinds.predictions import (
@@ -41,6 +40,7 @@ from icebear.claims.kinds.predictions import (
     of_graph,
     subject,
 )
+from icebear.claims.kinds.sources import SourceClaim
 from icebear.concepts.answers.sources import effect_of_source
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.errors import InputError

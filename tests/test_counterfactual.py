@@ -229,7 +229,7 @@ def test_of_a_chat_words_of_its_messages_are_exchanged(smol, few_tried):
         {"role": "assistant", "content": "The capital is"},
     ]
     ids = smol.ids(request)
-    text = {place for turn in smol.turns(ids) for place in range(turn.first, turn.last)}
+    text = {place for turn in smol.turns(ids) for place in range(turn.text_start, turn.text_stop)}
     proposed = suggest_counterfactuals(smol, request)
     assert proposed
     for result in proposed:

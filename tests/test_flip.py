@@ -22,6 +22,7 @@ from icebear.evaluation import runner
 from icebear.evaluation.flips import NEURONS, SEARCHES, FlipPair, Flips, at_random, flips
 from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
+from icebear.steering import side_effects
 from icebear.steering.flipping.flip import (
     MARGIN,
     WAYS,
@@ -335,6 +336,18 @@ def test_off_target_kl_is_the_mean_over_48_contexts_where_the_edits_act(smol, de
         result.append((plain.exp() * (plain - edited)).sum().item())
     assert kl == pytest.approx(sum(result) / len(result), rel=1e-3)
     assert kl > 0.01
+
+
+def test_sets_of_edits_that_share_passes_have_the_side_effects_that_they_have_alone(letters, monkeypatch):
+    monkeypatch.setattr(side_effects, "SETS_PER_PASS", 2)
+    at = lambda where: [Edit(Neuron(1, "ffn", 3), "set", 4.0, where=where)]  # noqa: E731
+    swaps = [Edit.from_prompt("L1.head.0", "other"), Edit(Neuron(0, "ffn", 2), "add", 3.0, where="last")]
+    sets = [at("last"), swaps, [], at("position:40"), swaps[1:], at("generated"), at("all"), at("last")]
+    alone = [HeldOutContexts(letters, ["Good night.", "A bus."]).off_target_kl(edits) for edits in sets]
+    contexts = HeldOutContexts(letters, ["Good night.", "A bus."])
+    assert list(contexts.off_target_kls(sets)) == pytest.approx(alone, rel=1e-4)
+    assert alone[0] != alone[1] != alone[4]
+    assert min(kl for kl, edits in zip(alone, sets, strict=True) if edits) > 0
 
 
 def test_generated_tokens_count_behind_the_contexts(letters):

@@ -86,7 +86,7 @@ def test_experts_that_are_modules_have_tokens_neurons_and_a_refusal():
     ("kind", "auto", "broken", "law"),
     [
         ("gpt2", CAUSAL, (Model, "context_length", 200), "context"),
-        ("mobilebert", MASKED, (Model, "padding_counts", lambda *_: False), "batch"),
+        ("mobilebert", MASKED, (Model, "padding_changes_results", lambda *_: False), "batch"),
         ("llama", CAUSAL, (Values, "values", lambda self, row, x: x[row] + 1), "activations"),
         ("llama", CAUSAL, (tested, "_special", lambda model: {*IDS, 50}), "counterfactual"),
     ],

@@ -13,6 +13,7 @@ from test_labels import TOPIC, WORD
 from test_unpacking import ENCODER
 
 from icebear import Neuron, build_index, describe, embed_examples, open_store
+from icebear.actmax.more_examples import more_examples
 from icebear.actmax.neuronpedia_export import export_dashboards
 from icebear.actmax.neuronpedia_import import Dashboards, score_labels
 from icebear.app.cli.main import main
@@ -68,6 +69,8 @@ def test_what_was_exported_comes_back_as_examples_and_scored_labels(exported, tm
         assert passed[TOPIC, "+"].record["writer"] == "out (icebear, written by a person)"
         assert store.labels.shown(TOPIC, "+") == passed[TOPIC, "+"].badge
         assert store.labels.shown(WORD, "+") is None
+        with pytest.raises(StoreError):
+            more_examples(model, store, TOPIC)
 
 
 def test_other_activations_are_counted_as_different(exported, tmp_path):
@@ -195,7 +198,7 @@ def test_labels_of_few_neurons_are_scored_on_another_index(exported, tmp_path):
             with pytest.raises(StoreError):
                 score_labels(model, store, dashboards)
             before = texts.labels.all_automatic()
-            meanings = score_labels(model, store, dashboards, sentences=texts)
+            meanings = score_labels(model, store, dashboards, scored_on=texts)
             significant = {row.neuron for row in meanings if row.significant}
             assert significant == {TOPIC}
             saved = describe(store, TOPIC).meanings["+"]
@@ -275,6 +278,8 @@ def test_the_command_scores_labels_of_few_neurons_on_the_index_that_comes_with_i
     with open_store(tmp_path / "few.db") as store:
         assert store.labels.shown(TOPIC, "+") == f"{RIGHT} ({passed['score']:.2f})"
         assert store.labels.shown(WORD, "+") is None
+        with pytest.raises(StoreError):
+            more_examples(model, store, TOPIC)
         assert set(store.neurons.sizes()) == {"ffn"}
 
 

@@ -100,10 +100,11 @@ def test_outputs_are_the_same_what_is_used_is_loaded_and_what_has_changed_is_imp
 
 
 @pytest.mark.real
-def test_a_preset_is_loaded_without_sympy_and_has_the_weights_and_buffers_of_any_folder(smol):
+def test_a_preset_is_loaded_and_explained_without_sympy_and_has_the_weights_and_buffers_of_any_folder(smol):
     from transformers import AutoModelForCausalLM
 
-    code = "from icebear import load_model; load_model(); import sys; assert 'sympy' not in sys.modules"
+    code = "from icebear import attribute, load_model\nattribute(load_model(), 'Paris', counterfactual='Rome').top(3)\n"
+    code += "import sys; assert 'sympy' not in sys.modules"
     start = "import sys; from icebear.postponed import Postponing; sys.meta_path.insert(0, Postponing)\n"
     subprocess.run([sys.executable, "-c", start + code], check=True)
     net = AutoModelForCausalLM.from_pretrained(PRESETS["smollm2-135m"].folder, dtype=smol.dtype).to(smol.device)

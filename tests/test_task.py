@@ -19,7 +19,7 @@ from icebear.claims.claims_files import write_claims
 from icebear.claims.kinds.predictions import TaskClaim
 from icebear.concepts.attribution.cases import read_cases
 from icebear.concepts.stages.explained_task import LEAST_PAIRS, halves
-from icebear.concepts.stages.task_records import CARRIED, TaskPair
+from icebear.concepts.stages.task_records import FAILING_SHARE, TaskPair
 from icebear.errors import InputError, RecipeError
 from icebear.models.model import Model
 from icebear.records import Ranked
@@ -76,7 +76,7 @@ def test_the_share_of_the_shared_set_is_its_transfer(model, task):
     means = [sum(getattr(pair, name) for pair in task.measured) / len(task.measured) for name in ("share", "random")]
     assert means == pytest.approx([task.share, task.random])
     assert task.low <= task.share <= task.high
-    assert task.failing == [pair for pair in task.measured if pair.share < CARRIED]
+    assert task.failing == [pair for pair in task.measured if pair.share < FAILING_SHARE]
 
 
 def test_the_shared_set_is_that_of_pairs_which_do_not_measure_it(model, task):

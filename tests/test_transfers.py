@@ -162,7 +162,7 @@ ALLOWED = {
         "concepts/passes/inputs.py Stream.sinks": "mask nonzero tolist",
     },
     "a result: one number a token, the k largest neurons, sums by layer and head": {
-        "concepts/passes/prompt.py token_relevance": "cpu",
+        "concepts/passes/prompt.py summed_over_width": "cpu",
         "concepts/passes/neuron_recorders.py LargestNeurons._ranked": "cpu",
         "concepts/passes/neuron_recorders.py LargestNeurons.row": "cpu",
         "concepts/results/ranking.py NeuronScores._top_of_site": "tolist",

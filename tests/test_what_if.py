@@ -176,7 +176,7 @@ def test_numbers_and_phrases_are_exchanged_whole(found):
 def test_of_a_chat_only_messages_are_exchanged(smol):
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     ids = smol.ids(chat)
-    inside = {place for turn in smol.turns(ids) for place in range(turn.first, turn.last)}
+    inside = {place for turn in smol.turns(ids) for place in range(turn.text_start, turn.text_stop)}
     rows = exchange_words(smol, chat).exchanges
     assert {"capital", "France"} <= {row.word for row in rows}
     assert all(inside.issuperset(range(row.position, row.position + row.length)) for row in rows)

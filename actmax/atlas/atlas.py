@@ -45,7 +45,7 @@ def atlas(store: Store, seed: int = 0, on_progress: OnProgress = unwatched) -> A
     store : Store
         A finished index.
     seed : int
-        The same map comes of the same seed, to the bit on one machine.
+        The same seed gives the same map, bit for bit on one machine.
     on_progress : callable
         Called with (percent, 100), roughly by time.
 

@@ -113,7 +113,7 @@ class Words:
 
 
 def _particular(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Return the c-TF-IDF (C, W) of words that occur so often in each cluster (C, W) and among all sides (W,)."""
+    """Return the c-TF-IDF (C, W) of words from their counts in each cluster (C, W) and among all sides (W,)."""
     sums = counts.sum(1, keepdims=True)
     return counts / sums.clip(1) * np.log1p(sums.mean() / np.asarray(totals).clip(1))
 

@@ -112,7 +112,9 @@ def compare_indexes(store: Store, other: Store, seed: int = 0) -> IndexCompariso
 
 def _check(store: Store, other: Store) -> None:
     """Raise `StoreError` unless both have the same neurons, sentences and encoder."""
-    facts = [opened.facts.all() for opened in (store, other) if opened.facts.get("finished")]
+    for opened in (store, other):
+        opened.check_finished()
+    facts = [opened.facts.all() for opened in (store, other)]
     encoders = [(known.get("encoder") or {}).get("fingerprint") for known in facts]
     if not all(encoders) or encoders[0] != encoders[1]:
         raise StoreError("Both indexes need vectors of one sentence encoder: make them with icebear index --encoder.")
@@ -129,7 +131,7 @@ def _check(store: Store, other: Store) -> None:
 
 
 def _shares(examples: csr_matrix) -> csr_matrix:
-    """Return examples (N, S), each the share that it is of its side's."""
+    """Return examples (N, S), each divided by the number of examples of its side."""
     return csr_matrix(examples.multiply(1 / examples.getnnz(1)[:, None]))
 
 

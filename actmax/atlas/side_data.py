@@ -51,7 +51,7 @@ class SideData:
 
 def read_sides(store: Store) -> SideData:
     """Read the sides of all neurons, heads left out. Raises `StoreError` if they are too few or have no vectors."""
-    store.facts.get("finished")
+    store.check_finished()
     store.check_texts("A map groups neurons by what their sentences are about")
     ids, sentence_vectors = store.sentence_vectors()
     order = np.argsort(ids)

@@ -35,12 +35,12 @@ def embed_examples(store: Store, encoder: Encoder, on_progress: OnProgress = unw
     StoreError
         If the scan is not finished, or the index is of images.
     """
-    store.facts.get("finished")
+    store.check_finished()
     store.check_texts("A sentence encoder reads texts")
     with store.exclusively():
         missing = store.sentences.without_embedding(encoder.fingerprint)
-        made_with = store.facts.find("encoder") or {}
-        if not missing and made_with.get("fingerprint") == encoder.fingerprint and store.vectors.has_null("examples"):
+        known = store.facts.find("encoder") or {}
+        if not missing and known.get("fingerprint") == encoder.fingerprint and store.vectors.has_null("examples"):
             return
         for start in range(0, len(missing), SAVED_AT_ONCE):
             ids = missing[start : start + SAVED_AT_ONCE]

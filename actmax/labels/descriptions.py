@@ -2,8 +2,8 @@
 
 Both are scored as other labels are, on sentences that they were not made from.
 
-The score is how well the similarity of sentences to the description tells those in which the neuron is most active. Its
-null are descriptions of other neurons by the same model.
+The score is the AUROC by which the similarity of sentences to the description separates the sentences in which the
+neuron is most active from the others. Its null are descriptions of other neurons by the same model.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def describe_neurons(
     batch = sides(parts, neurons, values)
     texts = {side: [(known["sides"][f"{side[0]} {side[1]}"], str(writer))] for side in batch.names}
     meanings = _scored(batch, texts, known["others"], encoder, store)
-    show_better(store, meanings)
+    save_better(store, meanings)
     return meanings
 
 
@@ -229,11 +229,11 @@ def score_label(
     return [*of_words, *(score_description(both, row, text, others, encoder, store) for row in rows)]
 
 
-def show_better(store: Store, meanings: Sequence[AutomaticLabel]) -> None:
+def save_better(store: Store, meanings: Sequence[AutomaticLabel]) -> None:
     """Save the descriptions that pass, unless a label that passes has a larger margin on the validation documents."""
-    shown = store.labels.automatic([meaning.neuron for meaning in meanings])
+    saved = store.labels.automatic([meaning.neuron for meaning in meanings])
     for meaning in meanings:
-        before = shown.get((meaning.neuron, meaning.polarity))
+        before = saved.get((meaning.neuron, meaning.polarity))
         if meaning.significant and not (before and before.significant and _margin(before) > _margin(meaning)):
             store.labels.set_automatic([meaning])
 

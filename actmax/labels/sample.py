@@ -119,7 +119,7 @@ def distinctive(items: Iterable[Any], background: Counter, total: int, k: int) -
 
 
 def distinction(counts: np.ndarray, size: Any, background: np.ndarray, total: int) -> np.ndarray:
-    """Return the z-score of the log-odds of terms that occur so often among `size` ones, and among all."""
+    """Return the z-score of the log-odds of terms from their counts among `size` and, as background, among `total`."""
     odds = (counts + 0.5) / (size - counts + 0.5)
     other = (background + 0.5) / (total - background + 0.5)
     return np.log(odds / other) / np.sqrt(1 / (counts + 0.5) + 1 / (background + 0.5))

@@ -13,7 +13,7 @@ from icebear.openai_server import check_address, server_answer, server_model
 from icebear.records import Example
 
 LONGEST_DESCRIPTION = 200
-"""A description has at most so many characters."""
+"""The largest number of characters of a description."""
 TASK = (
     "Each line below is a sentence in which one neuron of a language model is very active, at the token between « and "
     "». Say in at most twelve words what these sentences, or the marked tokens, have in common. Answer with these "

@@ -34,12 +34,12 @@ SCORES = ("train", "validation", "token_mean", "token", "other_neuron")
 
 
 def from_steps(x: np.ndarray) -> np.ndarray:
-    """Return numbers from 0 to 1 of their whole steps."""
+    """Return numbers from 0 to 1 from steps of 1 / `PAGE_STEPS`."""
     return x.astype(float) / PAGE_STEPS
 
 
 def unpacked_vectors(arrays: Arrays) -> np.ndarray:
-    """Return the vectors (S, D) of the sentences that are examples, of the codes of FAISS's product quantizer."""
+    """Return the vectors (S, D) of example sentences from the codes of FAISS's product quantizer."""
     codes, centroids = arrays["vector_codes"], arrays["vector_centroids"].astype(np.float32)  # (S, M), (M, 256, C / M)
     rows = np.concatenate([part[code] for part, code in zip(centroids, codes.T, strict=True)], axis=1)
     return rows @ arrays["vector_rotation"].astype(np.float32) + arrays["vector_center"]

@@ -58,19 +58,19 @@ def check_claims(path: str) -> None:
 
 def check_store(path: str) -> None:
     """Check a store that is read. One that is named must exist; the default may be missing."""
-    if named("store"):
+    if is_given("store"):
         with icebear.open_store(path) as store:
             store.database  # noqa: B018 - which raises
 
 
-def named(option: str) -> bool:
-    """Return whether an option of the current command does not have its default value by default."""
+def is_given(option: str) -> bool:
+    """Return whether the user gave this option of the current command, even with the value of its default."""
     return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT
 
 
 def excluded(mode: str, names: Sequence[str]) -> None:
     """Raise `UsageError` if one of these options is given, which a mode of the current command would ignore."""
-    for name in filter(named, names):
+    for name in filter(is_given, names):
         raise click.UsageError(f"{mode} and --{name.replace('_', '-')} exclude each other; give one of them.")
 
 
@@ -374,7 +374,7 @@ class AttributionOptions:
         return self.prompt.read_or(self.alone)
 
     def load_for_attribute(
-        self, loading: ModelOptions, answer: int | None = None
+        self, model_options: ModelOptions, answer: int | None = None
     ) -> tuple[icebear.Model, dict[str, Any]]:
         """Load the model, and the base model if one is named. Return the model and the other arguments of `attribute`.
 
@@ -383,8 +383,8 @@ class AttributionOptions:
         prompt = self._prompt()
         counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
         method = self.load_method()
-        base_model = loading.load(self.base_model) if self.base_model is not None else None
-        model = loading.load()
+        base_model = model_options.load(self.base_model) if self.base_model is not None else None
+        model = model_options.load()
         check_input(model, self.alone)
         model = asked_by_examples(model, self.alone, self.examples, self.others)
         image = None if self.alone is not None else self.image

@@ -9,7 +9,7 @@ import click
 
 import icebear
 from icebear.app import example
-from icebear.app.cli.options import ModelOptions, named
+from icebear.app.cli.options import ModelOptions, is_given
 from icebear.app.cli.progress import waiting
 from icebear.errors import DownloadError, StoreError
 from icebear.paths import local
@@ -36,7 +36,7 @@ def store_or_shipped(
     from icebear.actmax.shipped.index_choice import choose_index
     from icebear.db.store import scan_facts
 
-    if named("store"):
+    if is_given("store"):
         return path
     try:
         name = name or scan_facts(local(path)).get("model", example.MODEL)
@@ -84,7 +84,7 @@ def store_beside(path: str, model: str) -> AbstractContextManager[icebear.Store 
     """Open the index that is shown beside another, as `open_beside` does."""
     from icebear.actmax.shipped.index_choice import open_beside
 
-    return open_beside(local(path), model, named("store"))
+    return open_beside(local(path), model, is_given("store"))
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def readable_store(path: str, model: str) -> str:
     from icebear.actmax.shipped.index_choice import index_to_read
 
     with suppress(StoreError):  # which whoever opens it gets
-        if not named("store"):
+        if not is_given("store"):
             return str(index_to_read(local(path), model))
     return path
 
@@ -112,7 +112,7 @@ def named_or_folder_store(path: str, model: icebear.Model) -> Iterator[icebear.S
     The default store is left out, with a note, where it is missing or of another model. Raises `StoreError` for one
     that was named.
     """
-    required = named("store")
+    required = is_given("store")
     with ExitStack() as stack:
         store = None
         try:
@@ -147,7 +147,7 @@ def significant_labels(store: icebear.Store | None, pairs: Iterable[tuple[Neuron
 
 
 def neurons_named(
-    store: icebear.Store, neurons: Sequence[Neuron], prompt: str | None, top: int, loading: ModelOptions
+    store: icebear.Store, neurons: Sequence[Neuron], prompt: str | None, top: int, model_options: ModelOptions
 ) -> tuple[icebear.Model, list[Neuron]]:
     """Return the loaded model and these neurons, or else the most relevant ones after a prompt.
 
@@ -156,7 +156,7 @@ def neurons_named(
     for neuron in neurons:
         if neuron.site != "head":
             store.neurons.statistics(neuron)
-    model = loading.load()
+    model = model_options.load()
     if prompt:
         sites = [site for site in store.facts.get("sites") if site != "head"]
         neurons = [row.neuron for row in icebear.attribute(model, prompt, sites=sites).top(top)]

@@ -80,14 +80,17 @@ def approved_plan(path: Path) -> Plan:
         raise InputError("This server runs no call without a plan; call plan first, and let the user approve it.")
     plan = Plan.read(path)
     if not plan.approved:
-        raise InputError(
-            f'The plan waits for approval: ask the user to read {path.name}, and to change "approved" to true there.'
-        )
+        raise InputError(f"The plan waits for approval: {approval_request(path)}.")
     return plan
 
 
-def proposed(path: Path, plan: Plan) -> bool:
-    """Write a plan, and return whether it is approved: as a plan of the same calls that was, else not yet.
+def approval_request(path: Path) -> str:
+    return f'ask the user to read {path.name}, and to change "approved" to true there'
+
+
+def propose(path: Path, plan: Plan) -> bool:
+    """Write a plan, which then waits for approval, and return False; return True if the file has it, and a person
+    approved it.
 
     Raises `InputError` where another plan is approved, which a person may have edited."""
     known = Plan.read(path) if path.exists() else None

@@ -20,7 +20,7 @@ from icebear.actmax.labels.significance import label_title
 from icebear.actmax.searching import headings, search
 from icebear.actmax.shipped.index_choice import store_name
 from icebear.actmax.writes import PAGE_SENTENCES
-from icebear.app.mcp.plan import Plan, proposed
+from icebear.app.mcp.plan import Plan, approval_request, propose
 from icebear.app.refusals import with_arguments
 from icebear.app.session import Session
 from icebear.concepts.answers.counterfactuals import Suggestion, suggest_counterfactuals
@@ -318,7 +318,7 @@ class Tools:
         files = {"json": explanation.to_json, "html": explanation.to_html}
         return {
             "explained": objective_text(diff.target, diff.contrast),
-            "account": diff.conservation_text(),
+            "conservation": diff.conservation_text(),
             "changes": lists["changes"][:k],
             "control": changes.get("restorations", []),
             "handle": self.session.keep("changes", explanation, lists, **files),
@@ -333,7 +333,7 @@ class Tools:
         return {
             "explained": objective_text(relevance.target, relevance.contrast),
             "compared": relevance.comparison_text(),
-            "account": relevance.conservation_text(),
+            "conservation": relevance.conservation_text(),
             **rows,
             "control": control and control.to_dict(),
             "handle": self.session.keep(kind, explanation, lists, **files),
@@ -586,9 +586,12 @@ class Tools:
         """Write down the calls that you mean to make, for the user to approve. Nothing else runs before that."""
         path = self.session.plan
         assert path is not None
-        approved = proposed(path, Plan.of(question, calls, tool_names(self.session)))
-        todo = f'ask the user to read {path.name}, and to change "approved" to true there'
-        return {"file": path.name, "approved": approved, "next": "make the calls" if approved else todo}
+        approved = propose(path, Plan.of(question, calls, tool_names(self.session)))
+        return {
+            "file": path.name,
+            "approved": approved,
+            "next": "make the calls" if approved else approval_request(path),
+        }
 
     @tool
     def more(

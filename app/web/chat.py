@@ -45,7 +45,7 @@ SENTENCE_HINT = (
 )
 STICKY = """<style>@media (min-width:641px){
 .stColumn:has(.st-key-beside){position:sticky;top:4.5rem;align-self:flex-start}}</style>"""
-"""The account stays in view beside a long conversation."""
+"""What is shown about an answer stays in view beside a long conversation."""
 TOKEN = Markup('<span title="{}" style="{}">{}</span>')
 TEXT = Markup('<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{}</div>')
 
@@ -122,7 +122,7 @@ def _keep_partial_answer() -> None:
     chat = _conversation() if ids else None
     if not chat or chat.messages[-1]["role"] == "assistant":
         return
-    loaded = jobs.loading().outcome()  # draws nothing, so that what follows keeps its place
+    loaded = jobs.model_job().outcome()  # draws nothing, so that what follows keeps its place
     ids = ids[:-1] if ids[-1] in loaded.ends else ids
     if ids:
         links.to_url(chat=chat.then("assistant", "".join(loaded.pieces(ids)), ids).to_json(None))
@@ -191,7 +191,7 @@ def _before_the_first_message() -> None:
 
 def _no_template() -> str | None:
     """Return why the model takes no messages; None if it takes them, or is being loaded."""
-    job = jobs.loading()
+    job = jobs.model_job()
     if job.is_alive() or job.error:
         return None
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from textwrap import shorten
 from typing import Any
 
 import streamlit as st
@@ -38,10 +37,10 @@ QUOTED = 42
 
 def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     """Say in a sentence and in bars what the words come from. Return the breakdown."""
-    account = st.container()
+    above = st.container()
     contrast = chat_clicks.choose_with_contrast()
     text, answer = conversation_answer(chat, turn)
-    with account:
+    with above:
         request = (served.model_name(), text, turn, answer.token_range(span), contrast)
         breakdown = jobs.wait_for_cached(_breakdown_of, *request, stops=True)
         st.markdown(f"## Why {markdown.target_label(breakdown.relevance)}?")
@@ -54,7 +53,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
 
 def _meanings(text: str, turn: int, span: tuple[int, int], contrast: str | None) -> None:
     """Show the labels of the strongest neurons and heads behind the words, if there is an index with labels."""
-    if not served.has_labels():
+    if not served.has_readable_store():
         return
     relevance = explained_words(text, turn, span, contrast)
     if relevance.sums.target <= 0:  # it has no shares
@@ -90,7 +89,7 @@ def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[words.Colored] 
     prompt, values = breakdown.relevance.prompt, breakdown.relevance.tokens.tolist()
     parts: list[words.Colored] = [()] * len(chat.messages)
     for number, part in enumerate(prompt.turns[-turn - 1 :]):  # a template may add a message before them
-        inside = range(part.first, part.last)
+        inside = range(part.text_start, part.text_stop)
         tokens = [(prompt.strings[at], 0.0 if at in prompt.sinks else values[at]) for at in inside]
         if str(chat.messages[number]["content"]).startswith("".join(piece for piece, _ in tokens)):
             parts[number] = tokens
@@ -106,7 +105,7 @@ def details(chat: Chat, turn: int, span: tuple[int, int], breakdown: SourceBreak
     start, stop = answer.token_range(span)
     with opened:
         st.markdown("## The tokens behind the bars")
-        markdown.heat(breakdown.relevance, answer=True)
+        st.html(markdown.tokens_and_answer(breakdown.relevance.heatmap(), breakdown.relevance.target_text))
         chances = ", ".join(f"{chance:.0%}" for chance in answer.probabilities[start : min(stop, start + 12)])
         more = ", ..." if stop - start > 12 else ""
         st.caption(
@@ -134,7 +133,7 @@ def _breakdown_of(name: str, chat: str, turn: int, span: tuple[int, int], contra
 
 def part_name(part: SourcePart) -> str:
     """Return the name of a part, or its text in quotes."""
-    return NAMES.get(part.name) or f"\u201c{shorten(part.text, QUOTED, placeholder=' ...')}\u201d"
+    return NAMES.get(part.name) or markdown.in_quotes(part.text, QUOTED)
 
 
 def parts(breakdown: SourceBreakdown) -> list[Bar]:

@@ -16,10 +16,10 @@ NOT_SHOWN = (
 
 def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     """Show the region, the shares and the tokens behind the words; of a region, the words it raised."""
-    account = st.container()
+    above = st.container()
     contrast = chat_clicks.choose_with_contrast()
     text, answer = conversation_answer(chat, turn)
-    with account:
+    with above:
         image_answers.show((text, turn), answer, answer.token_range(span), is_wide=False, contrast=contrast)
         st.caption(NOT_SHOWN)
 

@@ -55,7 +55,7 @@ def _upload() -> None:
     if uploaded := st.session_state["monitor_file"]:
         try:
             monitor = Monitor.from_json(uploaded.getvalue().decode("utf-8", errors="replace"))
-            monitor.check(jobs.loading().outcome())
+            monitor.check(jobs.model_job().outcome())
             add(monitor)
         except IcebearError as error:
             st.session_state["trouble"] = str(error)
@@ -105,7 +105,7 @@ def _show(monitor: Monitor, verdict: Verdict, key: str) -> None:
     name, limit = markdown.plain(verdict.monitor), f"threshold {verdict.threshold:.2f}"
     if verdict.flagged:
         flags = sorted(verdict.flags, key=lambda flag: -flag.value)
-        quotes = [f"\u201c{shorten(flag.text, QUOTED, placeholder=' ...')}\u201d {flag.value:+.2f}" for flag in flags]
+        quotes = [f"{markdown.in_quotes(flag.text, QUOTED)} {flag.value:+.2f}" for flag in flags]
         more = f" and {len(quotes) - PASSAGES_SHOWN} more" * (len(quotes) > PASSAGES_SHOWN)
         st.markdown(f"**Flagged by {name}** ({limit}): {markdown.plain(', '.join(quotes[:PASSAGES_SHOWN]) + more)}")
         sign = {part.neuron: part.polarity for part in monitor.neurons}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from textwrap import shorten
 
 import streamlit as st
 
@@ -28,9 +27,9 @@ Painted = tuple[int, int, float]
 
 def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     """Show what a sentence of an answer came from; of another message, what its sentence did to the last answer."""
-    account = st.container()
+    above = st.container()
     chat_clicks.choose()
-    with account:
+    with above:
         if chat.messages[turn]["role"] == "assistant":
             _from(chat, turn, span)
         else:
@@ -185,7 +184,7 @@ def _did(chat: Chat, turn: int, span: tuple[int, int]) -> None:
 
 
 def _name(role: str, text: str) -> str:
-    quote = f"\u201c{shorten(text, QUOTED, placeholder=' ...')}\u201d"
+    quote = markdown.in_quotes(text, QUOTED)
     return f"{role}: {quote}" if role else quote
 
 

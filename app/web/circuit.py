@@ -25,7 +25,7 @@ from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.concepts.circuits.circuit import circuit
-from icebear.concepts.circuits.circuit_records import Group, GroupAblation, Node
+from icebear.concepts.circuits.circuit_records import Group, GroupAblation
 from icebear.concepts.circuits.drawing import EDGES_AT_FIRST, fragment, whole_text
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.nodes.controls import Ablation
@@ -88,7 +88,7 @@ def record_of(graph: Graph) -> dict[str, Any]:
     the node or the group."""
     groups = [(f"group {number}", group) for number, group in enumerate(graph.groups)]
     actions = {
-        id: [str(group.nodes[0].neuron), _sign(group.nodes[0]), "\n".join(map(str, graph.recipe(group).edits))]
+        id: [str(group.nodes[0].neuron), group.nodes[0].polarity, "\n".join(map(str, graph.recipe(group).edits))]
         for id, group in [*groups, *((node.id, Group(node.id, (node,))) for node in graph.nodes)]
     }
     return {"html": str(fragment(graph, ACTIONS)), "actions": actions}
@@ -162,10 +162,6 @@ def _picture(record: dict[str, Any], request: tuple) -> None:
 
     data = {"graph": repr(request), "html": record["html"], "picked": links.from_url("node")}
     picture(data=data, key="picture", on_picked_change=pick, on_act_change=act)
-
-
-def _sign(node: Node) -> str:
-    return "+" if node.activation >= node.counterfactual else "-"
 
 
 def _checks(graph: Graph, request: tuple) -> None:
@@ -270,7 +266,7 @@ def _groups(graph: Graph, request: tuple) -> None:
         f"difference is lost; without as many random nodes of the same layers and tokens "
         f"{percent(result.random_necessity)}."
     )
-    tables.neuron_pills("Cards", [(node.neuron, _sign(node)) for node in group.nodes], f"cards_{number}")
+    tables.neuron_pills("Cards", [(node.neuron, node.polarity) for node in group.nodes], f"cards_{number}")
     edits = "\n".join(map(str, graph.recipe(group).edits))
     label, values = f"Set this group in {links.VIEWS['steer'].title}", {"section": "edits", "edits": edits}
     st.button(label, key="steer_group", on_click=links.go, args=("steer",), kwargs=values)

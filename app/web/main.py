@@ -81,4 +81,4 @@ def main() -> None:
         message = f"This page failed ({type(error).__name__}: {error}); change the settings and try again."
         st.error(markdown.message(known_error(error) or message))
     finally:
-        background_job.drawn()
+        background_job.set_first_page()

@@ -40,7 +40,7 @@ from icebear.errors import IcebearError, InputError, ModelError, StoreError
 from icebear.models.model import Model
 from icebear.records import FEW_WORDS, HISTOGRAM_EDGES, WRITERS, Example, Neuron, NeuronStatistics, Projection, Writes
 from icebear.render import NEGATIVE, POSITIVE, heatmap, hexadecimal
-from icebear.steering.concept.reading import counts, see_each
+from icebear.steering.concept.reading import require_counted_positions, see_each
 
 EXAMPLES = 8
 """The examples of each polarity, and the words of a vocabulary projection that stands alone."""
@@ -113,7 +113,7 @@ def _vocabulary(neuron: Neuron, polarity: str) -> None:
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     if opened.is_of_images:
         return _images(opened, neuron, polarity)
-    model = jobs.loaded(opened)
+    model = jobs.model_if_loaded(opened)
     is_head = neuron.site == "head"
     reading = (
         model if model and (is_head or mean_lens(model)) else None
@@ -162,7 +162,7 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
 def _images(opened: Store, neuron: Neuron, polarity: str) -> None:
     """Show the card of a neuron in an index of images; the model cuts the crops."""
     kind = links.bound(st.segmented_control, "Crops", "crop", list(CROPS), default="patch", required=True)
-    model, is_head = jobs.fitting(opened), neuron.site == "head"
+    model, is_head = jobs.model_of_index(opened), neuron.site == "head"
     examples = [row for side in SIDES for row in opened.examples(neuron, side, EXAMPLES)]
     if kind == "relevance" and not is_head and any(row.relevance is None for row in examples):
         with jobs.progress("Measuring relevance; finished images are kept") as step:
@@ -281,7 +281,7 @@ def _own_text(card: Card) -> None:
     model, values = jobs.model(), dict[int, float]()
     ids = model.ids(text)
     try:
-        positions = counts(model, ids)
+        positions = require_counted_positions(model, ids)
     except InputError as error:
         st.error(markdown.message(error))
         return
@@ -314,7 +314,7 @@ def _annotating(opened: Store, neuron: Neuron) -> None:
     """Attribute the examples that are shown, on demand, and store the result."""
     what = "it attends to" if neuron.site == "head" else "activate it"
     if st.button(f"Color the tokens that {what}", icon=":material/palette:", key="annotate"):
-        loaded = jobs.fitting(opened)
+        loaded = jobs.model_of_index(opened)
         with jobs.progress("Attributing; finished sentences are kept") as step:
             annotate(loaded, opened, [neuron], EXAMPLES, on_progress=step)
         st.rerun()
@@ -323,7 +323,7 @@ def _annotating(opened: Store, neuron: Neuron) -> None:
 def _reading_more(opened: Store, neuron: Neuron, begin: MoreExamples | None) -> None:
     """Read more sentences of the corpus on demand, for this visit."""
     if st.button("More sentences", icon=":material/expand_more:", key="more_examples_button"):
-        loaded = jobs.fitting(opened)
+        loaded = jobs.model_of_index(opened)
         with jobs.progress(f"Reading {READ_AT_ONCE} more sentences") as step:
             more = more_examples(loaded, opened, neuron, READ_AT_ONCE, EXAMPLES, begin, step)
         st.session_state["more_examples"] = {(str(opened.path), str(neuron)): more}
@@ -348,7 +348,7 @@ def _suggesting(neuron: Neuron) -> None:
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _labelling(name: str, path: str, neuron: str) -> Job:
     """Return the job that labels a neuron, for all visitors."""
-    loading = jobs.loading()
+    loading = jobs.model_job()
 
     def work(job: Job) -> None:
         model = loading.outcome()

@@ -93,7 +93,7 @@ def _search_by_image(uploaded: Any) -> None:
         )
         return
     with served.store() as opened:
-        model = jobs.fitting(opened)
+        model = jobs.model_of_index(opened)
         try:
             result = search_image(model, opened, uploads.read(uploaded), PAGE_HITS)
         except InputError as error:

@@ -1,10 +1,10 @@
 """The kinds of claims. `KINDS` has all of them by name."""
 
 from icebear.claims.kind import Kind
-from icebear.claims.kinds import answers, edits, meanings, predictions
+from icebear.claims.kinds import edits, meanings, predictions, sources
 
 _CLASSES = [
-    cls for module in (answers, edits, meanings, predictions) for cls in vars(module).values() if isinstance(cls, type)
+    cls for module in (edits, meanings, predictions, sources) for cls in vars(module).values() if isinstance(cls, type)
 ]
 KINDS: dict[str, type[Kind]] = {
     kind.kind: kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from icebear.claims.kind import Draft, Kind, Measured, PromptText, text_of
+from icebear.claims.kind import Draft, Kind, Measured, PromptText, claimed_prompt
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.edits import Edit
 from icebear.errors import InputError
@@ -55,7 +55,7 @@ class FlipClaim(Kind):
                 "A claim of a flip needs edits, and the model gives this answer without any; leave out --claim."
             )
         most = 1.05 * outcome.off_target_kl + 1e-3
-        return [(cls(text_of(record.prompt), record.text, tuple(recipe.neuron_edits()), round(most, 6)), None)]
+        return [(cls(claimed_prompt(record.prompt), record.text, tuple(recipe.neuron_edits()), round(most, 6)), None)]
 
     def __str__(self) -> str:
         count = plural(len(self.edits), "edit")

@@ -46,7 +46,7 @@ class LabelClaim(Kind):
     by: Literal["token", "sentence", "pattern"]
     kind = "label"
     value_is = "AUROC of the label on test documents"
-    control_is = "that for other neurons of the layer"
+    control_is = "the mean AUROC of the label for other neurons of the layer"
 
     def measured(self, model: Model, seed: int = 0) -> Measured:
         with open_store(self.store) as store:
@@ -91,7 +91,7 @@ class ConceptClaim(Kind):
     others: tuple[str, ...]
     kind = "concept"
     value_is = "AUROC of the concept"
-    control_is = "that of random neurons of the same layers"
+    control_is = "the mean AUROC of random neurons of the same layers"
 
     def measured(self, model: Model, seed: int = 0) -> Measured:
         if not (self.parts and self.examples and self.others):
@@ -138,7 +138,7 @@ class MonitorClaim(Kind):
     vector: ConceptVector | None = None
     kind = "monitor"
     value_is = "share of texts with the concept that are flagged"
-    control_is = "that of texts without it"
+    control_is = "the share of texts without the concept that are flagged"
 
     def measured(self, model: Model, seed: int = 0) -> Measured:
         if not (self.examples and self.others and (self.vector or self.neurons)):

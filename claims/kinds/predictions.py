@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from icebear.claims.kind import Draft, Kind, Measured, NodeId, PromptText, others_of, text_of
+from icebear.claims.kind import Draft, Kind, Measured, NodeId, PromptText, claimed_prompt, others_of
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.request import at_first_difference
 from icebear.concepts.circuits.circuit import check_comparable, contribution_shares
@@ -217,7 +217,7 @@ class SufficiencyClaim(NodesClaim):
 
     kind = "sufficiency"
     value_is = "sufficiency"
-    control_is = "that of random nodes (docs/compare.md)"
+    control_is = "the sufficiency of random nodes (docs/compare.md)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +226,7 @@ class NecessityClaim(NodesClaim):
 
     kind = "necessity"
     value_is = "necessity"
-    control_is = "that of random nodes (docs/compare.md)"
+    control_is = "the necessity of random nodes (docs/compare.md)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,7 @@ class StagesClaim(Explained):
     parts: tuple[str, ...] = ()
     kind = "stages"
     value_is = "share of the difference that they give alone"
-    control_is = "that of random heads and neurons"
+    control_is = "the share that random heads and neurons give"
 
     def measured(self, model: Model, seed: int = 0) -> Measured:
         if not self.counterfactual:
@@ -316,7 +316,7 @@ class TaskClaim(Kind):
     pairs: tuple[ClaimedPair, ...]
     kind = "task"
     value_is = "mean share of the difference that they give alone"
-    control_is = "that of random heads and neurons"
+    control_is = "the share that random heads and neurons give"
 
     def __post_init__(self) -> None:
         if not self.pairs:
@@ -336,8 +336,8 @@ class TaskClaim(Kind):
         """Return the claim of the shared set, on the pairs that did not choose it. Raises `InputError`."""
         pairs = tuple(
             ClaimedPair(
-                prompt=text_of(pair.prompt),
-                counterfactual=text_of(pair.counterfactual),
+                prompt=claimed_prompt(pair.prompt),
+                counterfactual=claimed_prompt(pair.counterfactual),
                 target=_token(model, pair.target, pair.prompt),
                 contrast=_token(model, pair.contrast, pair.prompt) if pair.contrast else None,
                 parts=pair.whole_parts,
@@ -469,10 +469,10 @@ def subject(model: Model, relevance: Relevance) -> dict[str, Any]:
     text = relevance.contrast.text if relevance.contrast else None
     contrast = _token(model, relevance.contrast, prompt) if text else (other.contrasts[0] if other else None)
     return {
-        "prompt": text_of(prompt),
+        "prompt": claimed_prompt(prompt),
         "target": _token(model, relevance.target, prompt),
         "contrast": contrast or None,
-        "counterfactual": text_of(others[0]) if others else None,
+        "counterfactual": claimed_prompt(others[0]) if others else None,
         "method": name_of(relevance.method),
         "number": relevance.prediction.objective if relevance.prediction.objective in ("log-odds", "logit") else None,
     }

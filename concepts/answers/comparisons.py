@@ -28,12 +28,12 @@ FAR = 5.0
 LOST = 1.0
 """The smallest loss of the explained word, in nats, by an exchange that is a comparison."""
 LESS_LIKELY = 5.0
-"""The new word may be less likely in its place than the old one, by so many nats."""
+"""The largest loss of log-probability, in nats, of the new word in the place of the old one."""
 GOES_ON = 2.5
-"""After the new word the next `READ_ON` tokens of the prompt may be less likely, by so many nats together."""
+"""The largest loss of log-probability, in nats, of the next `READ_ON` tokens of the prompt together."""
 READ_ON = 2
 SAME_BEGINNING = 3
-"""Letters: two words that begin with so many equal ones, and with this share of the shorter one, are forms of one."""
+"""Two words are forms of one if they share this many first letters, and `SAME_SHARE` of the shorter one."""
 SAME_SHARE = 0.6
 
 WRITTEN = ("word", "position", "length", "instead", "tokens", "answer", "probability", "change")

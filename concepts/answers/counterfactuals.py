@@ -18,9 +18,9 @@ from icebear.concepts.answers.content_words import COMMON
 from icebear.concepts.answers.exchanges import (
     Candidate,
     Embeddings,
+    by_absolute_relevance,
     exchangeable,
     may_change,
-    most_relevant,
     similar_words,
 )
 from icebear.concepts.answers.likely_words import Reader
@@ -107,7 +107,7 @@ def _suggestions(model: Model, prompt: PromptLike) -> list[Suggestion]:
 def _exchanged(model: Model, ids: Sequence[int]) -> list[tuple[int, int]]:
     """Return the bounds of the words that are exchanged: those with the largest relevance, but the first and last."""
     spans = exchangeable(model, ids, may_change(model, ids) - {0, len(ids) - 1})
-    return (most_relevant(model, ids, spans) if len(spans) > SUGGESTION_WORDS else spans)[:SUGGESTION_WORDS]
+    return (by_absolute_relevance(model, ids, spans) if len(spans) > SUGGESTION_WORDS else spans)[:SUGGESTION_WORDS]
 
 
 def _text(model: Model, tokens: Sequence[int]) -> str:

@@ -83,8 +83,8 @@ def may_change(model: Model, ids: Sequence[int]) -> set[int]:
     return inside(turns) if turns else set(range(len(ids)))
 
 
-def most_relevant(model: Model, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans of tokens, those with the largest relevance first."""
+def by_absolute_relevance(model: Model, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans of tokens, the largest absolute relevance first."""
     relevance = attribute(model, list(ids), sites=()).tokens
     return sorted(spans, key=lambda span: -abs(relevance[slice(*span)].sum().item()))
 
@@ -150,7 +150,7 @@ def similar_words(reader: Reader, embeddings: Embeddings, span: tuple[int, int],
 
 
 def fitting_words(reader: Reader, embeddings: Embeddings, span: tuple[int, int], word: str) -> Iterator[Candidate]:
-    """Yield a word of a person in place of another one; else the nearest words of as many tokens."""
+    """Yield the word that a person typed, if it has as many tokens; else the nearest words that have."""
     model, ids, (start, end) = reader.model, reader.ids, span
     text = "".join(model.pieces(ids[start:end]))
     typed = model.tokens_of(text[: len(text) - len(text.lstrip())] + word.strip())

@@ -44,11 +44,11 @@ class ExplainedChanges:
     restorations: tuple[Restoration, ...]
 
     @classmethod
-    def of(cls, diff: Diff, k: int = 10, sizes: Sequence[int] = SIZES) -> ExplainedChanges:
+    def of(cls, diff: Diff, k: int = 10) -> ExplainedChanges:
         """Rank the first k changes, and restore changes."""
         restoring = Restoring.of(diff)
         number, base = restoring.ends
-        return cls(number - base, tuple(restoring.top(k)), tuple(restoring.restorations(sizes)))
+        return cls(number - base, tuple(restoring.top(k)), tuple(restoring.restorations()))
 
     def to_dict(self) -> dict[str, Any]:
         rows = {"changes": [row.to_dict() for row in self.changes], "restorations": list(map(vars, self.restorations))}

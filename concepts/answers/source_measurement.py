@@ -215,7 +215,7 @@ class SourceMeasurement:
         if len(self.request.answer.prompt_ids) >= LONG:
             free_at_once()
         self.read()
-        self._begin(on_expected)
+        self._report_expected_seconds(on_expected)
         self.order(checkpoint)
         singles = {frozenset([index]) for span in spans for index in self._singles(span)}
         advance = counting(on_progress, len(singles) + SHOWN_SOURCES * len(spans))  # three more removals each
@@ -228,8 +228,8 @@ class SourceMeasurement:
         [(_, values)] = self.passes.log_probabilities([_read_prompt(self.request.answer)])
         self.base = self._by_span(values)
 
-    def _begin(self, on_expected: OnExpected | None) -> None:
-        """Tell how long it will take, by the first pass: a backward pass takes as long as two, and removals read what
+    def _report_expected_seconds(self, on_expected: OnExpected | None) -> None:
+        """Report how long it will take, by the first pass: a backward pass takes as long as two, and removals read what
         comes behind a source, half of the prompt on average."""
         spans, count = len(self.request.spans), len(self.request.sources)
         removals = spans * (min(count, REMOVED_SOURCES) + RANDOM_SOURCES + SHOWN_SOURCES)
@@ -303,12 +303,12 @@ class SourceMeasurement:
 
     def _alone(self, span: int) -> list[Removed]:
         """Return what leaves each of the first three alone, where these stand in for each other."""
-        if not self._stand_in(span):
+        if not self._are_interchangeable(span):
             return []
         chosen = self._ranked(span)[:SHOWN_SOURCES]
         return [frozenset(chosen) - {index} for index in chosen]
 
-    def _stand_in(self, span: int) -> bool:
+    def _are_interchangeable(self, span: int) -> bool:
         """Return whether the first three lose much more together than one at a time and than random ones together, and
         none of them alone stands out."""
         chosen, drawn = self._ranked(span)[:SHOWN_SOURCES], self.controls(span)[:SHOWN_SOURCES]
@@ -350,11 +350,13 @@ class SourceMeasurement:
                 self.change(span, drawn[: len(chosen)]) if is_control else None,
                 len({*self._largest(span), *drawn}) == len(self.request.sources),
             ),
-            stand_in=self._standing_in(span, chosen),
+            stand_in=self._stand_in_record(span, chosen),
         )
 
-    def _standing_in(self, span: int, chosen: Sequence[int]) -> StandIn | None:
-        alone = [self.change(span, set(chosen) - {index}) for index in chosen] if self._stand_in(span) else []
+    def _stand_in_record(self, span: int, chosen: Sequence[int]) -> StandIn | None:
+        alone = (
+            [self.change(span, set(chosen) - {index}) for index in chosen] if self._are_interchangeable(span) else []
+        )
         changes = tuple(change for change in alone if change is not None)
         if not changes or len(changes) < len(chosen):
             return None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.passes.inputs import Inputs, Stream
-from icebear.concepts.passes.prompt import token_relevance
+from icebear.concepts.passes.prompt import summed_over_width
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
@@ -99,11 +99,11 @@ def _regions(count: int, turns: Sequence[Turn], answer_start: int | None) -> Ite
     for turn in turns:
         numbers[turn.role] += 1
         name = f"{turn.role} {numbers[turn.role]}" if turn.role in several else turn.role
-        name = "answer" if turn.first >= begins else name
-        yield name, turn.start, turn.first, True
-        yield name, turn.first, min(turn.last, max(begins, turn.first)), False
-        yield "answer", max(turn.first, min(begins, turn.last)), turn.last, False
-        yield name, turn.last, turn.stop, True
+        name = "answer" if turn.text_start >= begins else name
+        yield name, turn.start, turn.text_start, True
+        yield name, turn.text_start, min(turn.text_stop, max(begins, turn.text_start)), False
+        yield "answer", max(turn.text_start, min(begins, turn.text_stop)), turn.text_stop, False
+        yield name, turn.text_stop, turn.stop, True
     behind = turns[-1].stop
     yield from (("prompt", behind, max(behind, begins), False), ("answer", max(behind, begins), count, False))
 
@@ -241,4 +241,4 @@ class _InputsOfEachPass(Inputs):
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         super().finish(gradients)
         parts = self.batch.of_row(0, self.relevance())
-        self.passes.append(token_relevance(self.model, self.batch, 0, parts))
+        self.passes.append(summed_over_width(self.model, self.batch, 0, parts))

@@ -32,11 +32,11 @@ from icebear.concepts.answers.exchanges import (
     PER_WORD,
     Candidate,
     Embeddings,
+    by_absolute_relevance,
     candidates_for,
     exchangeable,
     fitting_words,
     may_change,
-    most_relevant,
 )
 from icebear.concepts.answers.likely_words import (
     APPENDED,
@@ -388,7 +388,11 @@ class _Changeable:
         if not isinstance(source, Chat):
             return cls(model, source, ids, 0, len(ids))
         turns = [turn for turn in turns_of(model, source, model.pieces(ids)) if turn.role == "user"]
-        return cls(model, source, ids, turns[-1].first, turns[-1].last) if turns else cls(model, source, ids, 0, 0)
+        return (
+            cls(model, source, ids, turns[-1].text_start, turns[-1].text_stop)
+            if turns
+            else cls(model, source, ids, 0, 0)
+        )
 
     @property
     def positions(self) -> set[int]:
@@ -427,7 +431,7 @@ def _chosen_candidates(
     model, ids = reader.model, reader.ids
     spans = exchangeable(model, ids, changeable.positions)
     if sum(len(ids) - start for start, _ in spans) * PER_WORD > READ or len(spans) > EXCHANGED_WORDS:
-        spans = most_relevant(model, ids, spans)
+        spans = by_absolute_relevance(model, ids, spans)
     read = accumulate(PER_WORD * (len(ids) - start) for start, _ in spans)
     chosen = [
         span for number, (span, tokens) in enumerate(zip(spans, read, strict=True)) if number < FEWEST or tokens <= READ

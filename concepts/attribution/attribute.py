@@ -130,10 +130,10 @@ def attribute(
             raise InputError(
                 "The target of an answer is a span of its tokens; leave out target, target_text, prefix and position."
             )
-        (against,), is_single = per_prompt(contrast, 1), True
+        (token_contrast,), is_single = per_prompt(contrast, 1), True
         read = Prompt(ids=prompt.prompt_ids, image=prompt.image)
         counterfactual = compared_images(model, read, chosen.get("counterfactual_image"), counterfactual, True)
-        rows = [answer_request(model, prompt, span, against, counterfactual)]
+        rows = [answer_request(model, prompt, span, token_contrast, counterfactual)]
     elif span is not None:
         raise InputError("A span is a part of an answer; pass the result of model.answer as the prompt.")
     else:

@@ -106,12 +106,12 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
     """Return an objective of two rows, the prompt and the counterfactual, for each counterfactual."""
     model, base = request.model, request.base_model
     prompt, others = row.prompt, row.counterfactuals or (row.prompt,)
-    is_open = model.task.labels_tokens and not model.task.is_causal and row.position is None
-    if is_open:  # the same token in both prompts
+    has_open_position = model.task.labels_tokens and not model.task.is_causal and row.position is None
+    if has_open_position:  # the same token in both prompts
         row = replace(row, position=joint_objective(model, [row]).positions[0][0])
     pairs = []
     for other in others:
-        if is_open and len(model.ids(other)) != len(model.ids(prompt)):
+        if has_open_position and len(model.ids(other)) != len(model.ids(prompt)):
             raise InputError(
                 f"{model.name} has an output at each token, and the prompts differ in length; choose the token by a "
                 "position that fits both (position=, --at), such as -1."

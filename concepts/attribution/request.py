@@ -58,27 +58,27 @@ def at_first_difference(
     tokens: dict[str, tuple[Any, ...]] = {"target": (target,), "contrast": (contrast,)} | {
         role: _tokens(model, text, role, read) for role, text in named.items()
     }
-    wanted, against = tokens["target"], tokens["contrast"]
-    if len(wanted) == len(against) == 1:
+    target_tokens, contrast_tokens = tokens["target"], tokens["contrast"]
+    if len(target_tokens) == len(contrast_tokens) == 1:
         return prompt, target, contrast, counterfactual
     if target is None or contrast is None:  # a space alone is no answer that can be read
-        answer = against if target is None else wanted
+        answer = contrast_tokens if target is None else target_tokens
         shared = list(takewhile(lambda token: not model.text(token).strip(), answer[:-1]))
         chosen = (None, answer[len(shared)]) if target is None else (answer[len(shared)], None)
     else:
-        shared = list(wanted[: common_length(wanted, against)])
-        if len(shared) == min(len(wanted), len(against)):
+        shared = list(target_tokens[: common_length(target_tokens, contrast_tokens)])
+        if len(shared) == min(len(target_tokens), len(contrast_tokens)):
             raise InputError(
                 f"One of the answers {target!r} and {contrast!r} begins with the other; give two answers that differ "
                 "in a token."
             )
-        chosen = wanted[len(shared)], against[len(shared)]
+        chosen = target_tokens[len(shared)], contrast_tokens[len(shared)]
     _say_which(model, named, shared, [model.text(token) for token in chosen if token is not None])
     if not shared:
         return prompt, *chosen, counterfactual
-    others, alone = ([], True) if counterfactual is None else prompts_of(counterfactual)
+    others, is_one = ([], True) if counterfactual is None else prompts_of(counterfactual)
     longer = [_continued(model, other, shared) for other in others]
-    return _continued(model, read, shared), *chosen, next(iter(longer), None) if alone else longer
+    return _continued(model, read, shared), *chosen, next(iter(longer), None) if is_one else longer
 
 
 def note_ending(model: Model, prompt: Any) -> None:
@@ -119,7 +119,7 @@ def _continued(model: Model, read: Prompt, ids: Sequence[int]) -> Prompt:
     return written if written and model.ids(written) == known else Prompt(ids=tuple(known), image=read.image)
 
 
-Kept = Literal["all", "top"]
+KeepOption = Literal["all", "top"]
 ObjectiveName = Literal["log-odds", "logit"]
 
 
@@ -142,7 +142,7 @@ class AttributeOptions(TypedDict, total=False):
     record: Recorded
     """The positions whose neurons are recorded: ``all`` (the default), ``last`` (where the prediction is made), or a
     list. All neurons of 2,000 tokens take gigabytes in a large model."""
-    keep: Kept
+    keep: KeepOption
     """``top``: record all neurons only where the prediction is made (or at `record`). At all other positions record the
     sums by layer, head and token, and of each site the `k` neurons that contribute most to the target and the k that
     contribute most against it, without sinks and a chat's template. It saves memory with one counterfactual of equal
@@ -172,7 +172,7 @@ def checked_options(options: AttributeOptions) -> AttributeOptions:
     """Return the options of `attribute`. Raises `InputError`, or `UnknownName` with the nearest one."""
     for name in options:
         one_of(name, "argument of attribute", ["target", "contrast", *AttributeKeywords.__annotations__])
-    one_of(options.get("keep", "all"), "value of keep", get_args(Kept))
+    one_of(options.get("keep", "all"), "value of keep", get_args(KeepOption))
     if options.get("number") is not None:
         one_of(options["number"], "number to explain", get_args(ObjectiveName))
     for name in ("checkpoint", "strict"):
@@ -354,8 +354,8 @@ def _request(
         others = list(counterfactuals) or None
         prompt, target, contrast, others = at_first_difference(model, prompt, target, contrast, others)
         counterfactuals = tuple(others or ())
-    against = contrast if phrase is None else None
-    row = prompt_request(model, prompt, target, against, phrase, prefix, position)
+    token_contrast = contrast if phrase is None else None
+    row = prompt_request(model, prompt, target, token_contrast, phrase, prefix, position)
     row = replace(row, counterfactuals=tuple(read_once(model, other) for other in counterfactuals))
     if row.is_phrase and row.answer and row.prompt.ids and model.task.is_causal:
         _check_rotations(model, len(row.prompt.ids), row.answer, len(row.answer))
@@ -402,16 +402,17 @@ def about_images(model: Model, prompt: Any, counterfactual: Any, image: Any) -> 
         return prompt, counterfactual
     if image is None and all(read.image is None for read in prompts):
         return prompt, counterfactual
-    read = [with_image(model, _about(each, x)) for each, x in zip(prompts, images, strict=True)]
+    read = [with_image(model, _with_default_image(each, x)) for each, x in zip(prompts, images, strict=True)]
     if counterfactual is None:
         return read[0] if is_single else read, None
-    others, alone = prompts_of(counterfactual)
+    others, is_one = prompts_of(counterfactual)
     partners = read * len(others) if is_single else read
-    compared = [with_image(model, _about(each, x.image)) for each, x in zip(others, partners, strict=False)]
-    return read[0] if is_single else read, compared[0] if alone else compared
+    parts = zip(others, partners, strict=False)
+    compared = [with_image(model, _with_default_image(each, x.image)) for each, x in parts]
+    return read[0] if is_single else read, compared[0] if is_one else compared
 
 
-def _about(prompt: Prompt, image: Any) -> Prompt:
+def _with_default_image(prompt: Prompt, image: Any) -> Prompt:
     """Return a prompt about an image, unless it has one."""
     return prompt if image is None or prompt.image is not None else replace(prompt, image=image)
 
@@ -421,8 +422,8 @@ def _counterfactuals(counterfactual: Any, count: int, is_single: bool) -> Sequen
         return [()] * count
     if isinstance(counterfactual, Answer):
         counterfactual = list(counterfactual.prompt_ids)
-    others, alone = prompts_of(counterfactual)
-    if is_single or alone:
+    others, is_one = prompts_of(counterfactual)
+    if is_single or is_one:
         return [others] * count
     if len(others) != count:
         raise InputError(
@@ -456,10 +457,11 @@ def answer_request(
     _check_rotations(model, len(answer.prompt_ids), answer.ids, stop)
     if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):
         contrast = f" {contrast}"  # a span is found without its space too
-    against = (contrast,) if isinstance(contrast, int) else contrast
-    contrast_phrase = None if against is None else phrase_ids(model, likelier_form(model, read, against), read)
+    answer_contrast = (contrast,) if isinstance(contrast, int) else contrast
+    form = None if answer_contrast is None else likelier_form(model, read, answer_contrast)
+    contrast_phrase = None if form is None else phrase_ids(model, form, read)
     (others,) = _counterfactuals(counterfactual, 1, True)
-    others = [with_image(model, _about(other, answer.image)) for other in others]
+    others = [with_image(model, _with_default_image(other, answer.image)) for other in others]
     compared = tuple(
         Prompt(ids=(*model.ids(other), *answer.ids[:start]), image=other.image, about=other.about) for other in others
     )

@@ -199,7 +199,7 @@ def _edges(
     pair, start = after_common_beginning(model, choosing.pair_of(relevance), min(token for _, token in token_nodes))
     probes = [replace(probe, position=probe.position - start) for probe in choosing.probes(relevance, token_nodes)]
     sources = [(neuron, token - start) for neuron, token in token_nodes]
-    difference = {site: choosing.change(relevance, site)[:, start:] for site in relevance.sites}
+    difference = {site: choosing.activation_difference(relevance, site)[:, start:] for site in relevance.sites}
     input_differences = [x[0] - x[1] for x in inputs_of(model, pair)]
     recomputed = {site: mask[start:] for site, mask in whole_tokens(whole_parts, count).items()}
 

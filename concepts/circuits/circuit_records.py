@@ -58,6 +58,11 @@ class Node(HeadOrNeuron):
     """The likely next words that it raises most, in the first pair of prompts (`Relevance.effects`)."""
     lowers: tuple[str, ...] = ()
 
+    @property
+    def polarity(self) -> str:
+        """That of the change from the counterfactual prompt."""
+        return "+" if self.activation >= self.counterfactual else "-"
+
 
 @dataclass(frozen=True)
 class Remainder:

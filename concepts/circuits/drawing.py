@@ -271,7 +271,7 @@ def _card(graph: Wiring, part: CircuitToken | Node | AnswerNode, outgoing: Seque
     if not isinstance(part, CircuitToken):
         edges, outside = graph.sources_of(part, STRONGEST)
         rows = [(edge.source.id, name_of(graph, edge.source), _share(edge)) for edge in edges]
-        rest = [] if outside is None else [(None, "outside (contribution)", percent(outside))]
+        rest = [] if outside is None else [(None, "outside (contribution)", signed_percent(outside))]
         lists["Strongest inputs (effect)"] = [*rows, *rest]
     if outgoing:
         strongest = sorted(outgoing, key=lambda edge: -abs(edge.effect))[:STRONGEST]
@@ -292,7 +292,7 @@ def _card(graph: Wiring, part: CircuitToken | Node | AnswerNode, outgoing: Seque
 
 def _share(edge: Edge) -> str:
     """Return an effect as a share of its target's difference, or with its unit where that hardly differs."""
-    return _number(edge) if edge.effect_share is None else percent(edge.effect_share)
+    return _number(edge) if edge.effect_share is None else signed_percent(edge.effect_share)
 
 
 def _number(edge: Edge) -> str:
@@ -304,11 +304,11 @@ def top_sources(graph: Wiring, target: Node | AnswerNode, k: int) -> str:
     """Return the largest effects on a target, and the contribution of all that is outside the circuit, in words."""
     edges, outside = graph.sources_of(target, k)
     effects = ", ".join(f"{edge.source} {_share(edge)}{' (as random)' * edge.is_like_random}" for edge in edges)
-    return effects if outside is None else f"{effects}; outside {percent(outside)}"
+    return effects if outside is None else f"{effects}; outside {signed_percent(outside)}"
 
 
-def percent(share: float) -> str:
-    """Return a signed share in whole percent, without a negative zero."""
+def signed_percent(share: float) -> str:
+    """Return a signed share in whole signed_percent, without a negative zero."""
     return f"{round(100 * share):+d}%"
 
 

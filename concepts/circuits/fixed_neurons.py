@@ -109,7 +109,7 @@ class FixedNeurons:
         return self.values[base][probe.site][probe.layer, probe.position, probe.columns]
 
     def exchanged(self, number: int) -> FixedPass:
-        """Return the pass in which one node takes its value in the counterfactual prompt, all else that in the prompt."""
+        """Return the pass of the prompt in which one node takes its value in the counterfactual prompt."""
         return FixedPass(0, nodes={number: self.value(number, 1)})
 
     def run(

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from icebear.concepts.circuits.circuit_records import Group, Node
-from icebear.concepts.circuits.nodes import change, moved_words
+from icebear.concepts.circuits.nodes import activation_difference, moved_words
 from icebear.concepts.circuits.wiring import Wiring
+from icebear.concepts.passes.sites import neuron_columns
 from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.statistics import clusters
 from icebear.concepts.vocabulary import weight_rows
@@ -59,9 +60,9 @@ def effect_profiles(graph: Wiring) -> Tensor:
     """Return the effects (K, K + 1) of each node on the answer: through each other node, weighted by the score of that
     node per difference, and directly."""
     start, count = len(graph.tokens), len(graph.nodes)
-    change = graph.difference[:count]
-    weights = change.new_tensor([node.score for node in graph.nodes]) / change.masked_fill(change == 0, 1)
-    weights = torch.cat((weights, change.new_ones(1)))
+    difference = graph.difference[:count]
+    weights = difference.new_tensor([node.score for node in graph.nodes]) / difference.masked_fill(difference == 0, 1)
+    weights = torch.cat((weights, difference.new_ones(1)))
     return (graph.effect[:, start : start + count] * weights[:, None]).T
 
 
@@ -70,11 +71,10 @@ def output_profiles(graph: Wiring) -> Tensor:
     rows = []
     for node in graph.nodes:
         if node.neuron.site == "head":
-            layer, dim = node.neuron.layer, graph.model.head_dim
-            part = slice(node.neuron.index * dim, (node.neuron.index + 1) * dim)
+            layer, part = node.neuron.layer, neuron_columns(node.neuron, graph.model.head_dim)
             w_out = weight_rows.direct_rows(graph.model, "attn", layer, part)
             assert w_out is not None
-            differences = change(graph.relevance, "attn")[layer, node.position, part]
+            differences = activation_difference(graph.relevance, "attn")[layer, node.position, part]
             rows.append(differences.to(w_out.dtype) @ w_out.cpu())
         else:
             difference = node.activation - node.counterfactual

@@ -94,13 +94,13 @@ def probes(relevance: Relevance, token_nodes: Sequence[TokenNode]) -> list[Probe
             continue
         dim = relevance.attn.shape[-1] // relevance.neurons.head_count
         part = slice(index * dim, (index + 1) * dim)
-        difference = change(relevance, "attn")[layer, token, part]
+        difference = activation_difference(relevance, "attn")[layer, token, part]
         multiplier = relevance.attn[layer, token, part] / difference.masked_fill(difference == 0, 1)
         numbers.append(Probe("attn", layer, token, part, multiplier))
     return numbers
 
 
-def change(relevance: Relevance, site: str) -> Tensor:
+def activation_difference(relevance: Relevance, site: str) -> Tensor:
     """Return the activations (L, T, N) in the prompt minus those in the counterfactual prompt."""
     return relevance.activation(site) - relevance.neurons.counterfactual[site]
 

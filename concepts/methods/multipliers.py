@@ -66,7 +66,7 @@ def _read(pair: Pair, objective: Objective) -> _Reading:
     target, inputs, stream = Logits(objective.with_answers(None, None)), Inputs(), Stream(model, objective.batch)
     values = Values(model, objective.batch, pair.sites)
     forward(model, target, [inputs, stream, values])
-    activation = {site: values.values(0, x).cpu() for site, x in values.activation.items()}
+    activation = {site: x.cpu() for site, x in values.activations(0).items()}
     leaves = objective.batch.of_row(0, [leaf.detach() for leaf in inputs.leaves])
     return _Reading(leaves, activation, stream.sinks(0), target.logits)
 

@@ -205,14 +205,13 @@ def ablate(
 def recovered_shares(
     nodes: PatchableNodes,
     choices: Sequence[Tensor],
-    ends: tuple[float, float] | None = None,
     recomputed: Tensor | None = None,
 ) -> tuple[list[float], list[float]]:
     """Return F of each mask of nodes, and F of all other nodes.
 
-    ends: `PatchableNodes.ends`, if known. recomputed: nodes that are recomputed beside those of each mask.
+    recomputed: nodes that are recomputed beside those of each mask.
     """
-    number_x, number_c = ends or nodes.ends
+    number_x, number_c = nodes.ends
     beside = choices if recomputed is None else [choice | recomputed for choice in choices]
     numbers = nodes.numbers([*beside, *(~choice for choice in choices)])
     values = [(number - number_c) / (number_x - number_c) for number in numbers]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, effects_on_answer
-from icebear.concepts.passes.sites import eager, hooks
+from icebear.concepts.passes.sites import eager, hooks, neuron_columns
 from icebear.concepts.results.effects import NodeEffects
 from icebear.concepts.results.result import Relevance
 from icebear.models.batch import Batch
@@ -67,11 +67,11 @@ class ImageHeads:
         ]
         return {"heads": rows, "random_effects": list(self.random_effects)}
 
-    def patches(self, head: ImageHead, k: int = 3) -> list[str]:
-        """Return the names of the patches that give most, sinks left out."""
+    def patches(self, head: ImageHead) -> list[str]:
+        """Return the names of the three patches that give most, sinks left out."""
         left_out = {0, *self.sinks}
         order = sorted(set(range(len(head.reads))) - left_out, key=lambda token: -head.reads[token])
-        return [self.strings[token] for token in order[:k] if head.reads[token] > 0]
+        return [self.strings[token] for token in order[:3] if head.reads[token] > 0]
 
     def of_sinks(self, head: ImageHead) -> float:
         """Return what [CLS] itself and the sinks give."""
@@ -122,7 +122,7 @@ def _read(model: Model, relevance: Relevance, batch: Batch, heads: list[Neuron])
         maps = model.task.forward(model, batch, output_attentions=True).attentions
     column, reads = relevance.neurons.columns("attn", [0])[0], []
     for head in heads:
-        width = slice(head.index * model.head_dim, (head.index + 1) * model.head_dim)
+        width = neuron_columns(head, model.head_dim)
         scores = relevance.neurons
         parts = (scores.relevance, scores.activation, scores.counterfactual)
         total, image, other = (part["attn"][head.layer, column, width].double().cpu() for part in parts)

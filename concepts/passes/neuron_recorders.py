@@ -31,16 +31,16 @@ class NeuronRecorder(Recorder):
     """Whether no relevance goes past these neurons, so that the recorded relevance is the direct one."""
 
     def __init__(
-        self, model: Model, batch: Batch, sites: Iterable[str], positions: Sequence[Sequence[int]] | None = None
+        self, model: Model, batch: Batch, sites: Iterable[str], columns: Sequence[Sequence[int]] | None = None
     ) -> None:
-        """positions: the columns to record for each row; None for all T."""
+        """columns: those to record of each row; None for all T."""
         self.model, self.batch = model, batch
         self.site_layers = [(site, layer) for site in sites for layer in model.layers_with(site)]
         self.columns, self.width = None, batch.spans[1].stop
-        if positions is not None:
-            self.counts = [len(row) for row in positions]
+        if columns is not None:
+            self.counts = [len(row) for row in columns]
             self.width = max(self.counts)
-            padded = [[*row, *[row[0]] * (self.width - len(row))] for row in positions]
+            padded = [[*row, *[row[0]] * (self.width - len(row))] for row in columns]
             self.columns = torch.tensor(padded, device=model.device)  # (B, P)
         self.options = model.sums_in
         self._stopped: dict[tuple[str, int], Tensor] = {}
@@ -104,12 +104,12 @@ class Values(NeuronRecorder):
         model: Model,
         batch: Batch,
         sites: Iterable[str],
-        positions: Sequence[Sequence[int]] | None = None,
+        columns: Sequence[Sequence[int]] | None = None,
         relevance_rows: int = 0,
     ) -> None:
         """relevance_rows: of the relevance that a subclass records. It must lie where the activations do."""
         self.sites = tuple(sites)
-        super().__init__(model, batch, self.sites, positions)
+        super().__init__(model, batch, self.sites, columns)
         rows, dtype = len(batch.ids), self.options["dtype"]
         row_size = sum(model.layers * self.width * model.width(site) for site in self.sites) * dtype.itemsize
         self.where = planned((rows + relevance_rows) * row_size, model.device, memory_at_hand)
@@ -174,12 +174,12 @@ class AllNeurons(Values):
         model: Model,
         batch: Batch,
         sites: Iterable[str],
-        positions: Sequence[Sequence[int]] | None = None,
+        columns: Sequence[Sequence[int]] | None = None,
         difference_of: Callable[[str, int, Tensor], Tensor] | None = None,
     ) -> None:
         """difference_of: takes a site, a layer and their activations (B, P, N), and returns their difference to the
         counterfactual ones, which is recorded in their place; relevance is then difference x gradient."""
-        super().__init__(model, batch, sites, positions, relevance_rows=len(batch.ids))
+        super().__init__(model, batch, sites, columns, relevance_rows=len(batch.ids))
         self.difference_of = difference_of
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
@@ -205,9 +205,9 @@ class PairedNeurons(Values):
     the difference of both x gradient."""
 
     def __init__(
-        self, model: Model, batch: Batch, sites: Iterable[str], positions: Sequence[Sequence[int]] | None = None
+        self, model: Model, batch: Batch, sites: Iterable[str], columns: Sequence[Sequence[int]] | None = None
     ) -> None:
-        super().__init__(model, batch, sites, positions, relevance_rows=1)
+        super().__init__(model, batch, sites, columns, relevance_rows=1)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         (prompt_x, other_x), out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
@@ -269,18 +269,18 @@ class LargestNeurons(NeuronRecorder):
         batch: Batch,
         sites: Iterable[str],
         k: int,
-        apart: Callable[[int], Iterable[int]] = lambda row: (),
+        excluded: Callable[[int], Iterable[int]] = lambda row: (),
         paired: bool = False,
     ) -> None:
-        """apart: returns the positions of a row that are not ranked; called in the backward pass, when sinks are known.
+        """excluded: returns the positions of a row that are not ranked; called in the backward pass, with the sinks.
         paired: whether the second half of rows are counterfactuals of the first, whose difference is then recorded."""
         sites = tuple(sites)
         super().__init__(model, batch, sites)
-        self.k, self.apart, self.paired, rows = k, apart, paired, len(batch.ids) // (1 + paired)
+        self.k, self.excluded, self.paired, rows = k, excluded, paired, len(batch.ids) // (1 + paired)
         self.sums = {site: torch.zeros(rows, model.layers, self.width, **self.options) for site in sites}
         self.heads = torch.zeros(rows, model.layers, self.width, model.heads, **self.options)
         self.unranked: Tensor | None = None
-        """(B, T) padding, and positions set apart."""
+        """(B, T) padding, and excluded positions."""
         self.best: dict[tuple[str, int], list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         """(site, sign) -> for each layer the relevance (B, <= k) times the sign, the activation (and its
         counterfactual) (B, <= k, 1 or 2), and layer, column and index (B, <= k, 3)."""
@@ -306,7 +306,7 @@ class LargestNeurons(NeuronRecorder):
         if self.unranked is None:
             mask = torch.ones(len(self.heads), self.width, dtype=torch.bool)
             for row, unranked in enumerate(mask):
-                apart = set(self.apart(row))
+                apart = set(self.excluded(row))
                 unranked[[at for position, at in enumerate(self.batch.columns(row)) if position not in apart]] = False
             self.unranked = mask.to(self.model.device)  # once, not in each layer
         return self.unranked

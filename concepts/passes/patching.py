@@ -55,12 +55,12 @@ class PatchableNodes:
                 numbers += forward(self.model, Logits(self.objective.rows([0] * len(recomputed))), []).tolist()
         return numbers
 
-    def predictions(self, recomputed: Tensor, k: int = 5) -> list[TokenScore]:
-        """Return the most probable answers for a mask (L, T, W) of recomputed nodes."""
+    def predictions(self, recomputed: Tensor) -> list[TokenScore]:
+        """Return the five most probable answers for a mask (L, T, W) of recomputed nodes."""
         target = Logits(self.objective)
         with self.patched(recomputed):
             forward(self.model, target, [])
-        return self.model.top_tokens(target.logits[0, -1].float(), k)
+        return self.model.top_tokens(target.logits[0, -1].float(), 5)
 
     @cached_property
     def ends(self) -> tuple[float, float]:

@@ -47,7 +47,7 @@ class Prefix:
         than keys and values."""
         if not model.task.is_causal or is_hooked(model) or not max(map(len, rows)):
             return None
-        if model.padding_counts("right") or max(map(len, rows)) >= model.scales_positions_from:
+        if model.padding_changes_results("right") or max(map(len, rows)) >= model.scales_positions_from:
             return None
         prefix = cls.read(model, rows)
         layers = getattr(prefix.cache, "layers", ())

@@ -151,10 +151,10 @@ def prompt_relevance(
         patches = image.patches.flatten()
         own_tokens = torch.zeros(len(batch.columns(row)) - len(patches), dtype=patches.dtype)
         return torch.cat((own_tokens, patches)), image
-    return token_relevance(model, batch, row, parts), map_of(batch.images[row], parts[1]) if batch.images else None
+    return summed_over_width(model, batch, row, parts), map_of(batch.images[row], parts[1]) if batch.images else None
 
 
-def token_relevance(model: Model, batch: Batch, row: int, parts: list[Tensor]) -> Tensor:
+def summed_over_width(model: Model, batch: Batch, row: int, parts: list[Tensor]) -> Tensor:
     """Return (T,) relevance of the tokens of a text from that of each stack's embeddings (T, D). A token of an image
     has the relevance of the pixels that it was made of, too."""
     columns = batch.columns(row)
@@ -200,8 +200,7 @@ class Counterfactual:
     own_answers: bool
     """Whether the contrasts are the model's answers to the counterfactuals."""
     at: str
-    """Where multipliers are taken: at ``both`` prompts (difference rules), ``prompt``, ``midpoint``, ``path``, or at
-    each ``model``."""
+    """Where multipliers are taken: at ``both`` prompts (difference rules), ``prompt``, ``midpoint`` or ``path``."""
     numbers: tuple[float, ...]
     """The value of the objective in each counterfactual."""
     overlap: float | None
@@ -225,8 +224,6 @@ class Counterfactual:
         return {**fields, "predictions": [vars(token) for token in self.predictions]}
 
     def __str__(self) -> str:
-        if self.model:
-            return f"the model {self.model} on the same prompt: relevance minus relevance in that model"
         others = " and ".join(self.texts[:3])
         more = f" and {len(self.prompts) - 3} more" if len(self.prompts) > 3 else ""
         contrasts = " / ".join(map(repr, dict.fromkeys(self.contrasts)))

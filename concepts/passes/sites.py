@@ -220,7 +220,7 @@ def _experts(model: Model, sites: list[str], layer: int, hook: Hook, undo: ExitS
         return (x if changed is None else changed).flatten(0, 1)
 
     by_site: dict[str, Callable[[Tensor], Tensor]] = {site: partial(inside, site) for site in sites}
-    undo.enter_context(replaced(mixture, "forward", experts.forward_past(mixture, by_site, mixture.forward)))
+    undo.enter_context(replaced(mixture, "forward", experts.forward_with_hooks(mixture, by_site, mixture.forward)))
 
 
 def _shape(model: Model, layer: int, undo: ExitStack) -> list[int]:

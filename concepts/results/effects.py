@@ -14,7 +14,7 @@ from torch import Tensor
 from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.run import Logits, forward
-from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.concepts.passes.sites import hooks, neuron_columns, neuron_site
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.convert import Tabled
@@ -185,8 +185,7 @@ class NodeEffects:
         """Return a node with its counterfactual value. Raises `InputError` if it was not recorded."""
         neuron, scores = row.neuron, self.relevance.neurons
         self.model.check(neuron)
-        site, width = neuron_site(neuron.site), self.model.head_dim if neuron.site == "head" else 1
-        columns = slice(neuron.index * width, (neuron.index + 1) * width)
+        site, columns = neuron_site(neuron.site), neuron_columns(neuron, self.model.head_dim)
         if not self.relevance.counterfactual:
             if site not in self.means:
                 raise InputError(

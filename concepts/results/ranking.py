@@ -8,7 +8,6 @@ from itertools import repeat, starmap
 from numbers import Integral
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -204,9 +203,10 @@ class NeuronScores:
         if ranking.layers is not None:
             layers = {check_int(layer, "A layer", 0, len(scores) - 1) for layer in several(ranking.layers)}
             scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
-        # torch.unravel_index imports sympy, which takes as long as this whole ranking.
-        largest = np.unravel_index(_largest(scores.flatten(), ranking.k).cpu().numpy(), scores.shape)
-        layer, index, p = map(torch.from_numpy, largest)
+        largest = _largest(scores.flatten(), ranking.k)
+        # torch.unravel_index would import sympy, which takes longer than the ranking.
+        row, p = largest // scores.shape[2], largest % scores.shape[2]
+        layer, index = row // scores.shape[1], row % scores.shape[1]
         column = where[layer, index, p]
         values, counterfactuals = (
             [None] * len(column) if x is None else x[layer, column, index].tolist() for x in (activation, others)

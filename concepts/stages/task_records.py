@@ -14,8 +14,8 @@ from icebear.records import Neuron, TokenScore
 if TYPE_CHECKING:
     import pandas
 
-CARRIED = 0.5
-"""A pair of which the shared set gives less than this share is one where it fails."""
+FAILING_SHARE = 0.5
+"""The shared set fails on a pair if it gives less than this share."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class TaskRecord(Saved, Tabled):
 
     @property
     def failing(self) -> list[TaskPair]:
-        """The measured pairs of which the shared set gives less than `CARRIED`."""
-        return [pair for pair in self.measured if pair.share is not None and pair.share < CARRIED]
+        """The measured pairs of which the shared set gives less than `FAILING_SHARE`."""
+        return [pair for pair in self.measured if pair.share is not None and pair.share < FAILING_SHARE]
 
     @property
     def heads(self) -> list[Neuron]:

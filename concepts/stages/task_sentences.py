@@ -11,7 +11,7 @@ import numpy as np
 
 from icebear.concepts.stages.stage_records import ENOUGH, OVERSHOOT
 from icebear.concepts.stages.stage_sentences import kinds_text, percent, set_text
-from icebear.concepts.stages.task_records import CARRIED, is_head
+from icebear.concepts.stages.task_records import FAILING_SHARE, is_head
 from icebear.lines import Line
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def failures(task: TaskRecord) -> tuple[str, list[tuple[str, str]]]:
     """Say on how many pairs the shared set fails, and list them: the share, and the pair."""
     failing = sorted(task.failing, key=lambda pair: pair.share or 0)
     count = f"{len(failing)} of these {len(task.measured)} pairs"
-    text = f"The shared set gives less than {percent(CARRIED)} on {count}" + (":" if failing else ".")
+    text = f"The shared set gives less than {percent(FAILING_SHARE)} on {count}" + (":" if failing else ".")
     return text, [(f"{pair.share:z.1%}", pair.text) for pair in failing]
 
 

@@ -51,7 +51,7 @@ class Encoder:
 
     @torch.no_grad()
     def vector(self, text: str) -> np.ndarray:
-        """Return the vector (D,) of a text, float32; to the bit, whatever other texts are encoded."""
+        """Return the vector (D,) of a text, float32. It does not depend on other texts, bit for bit."""
         inputs = self.tokenizer(text, return_tensors="pt", truncation=True, max_length=MAX_TOKENS)
         return F.normalize(self.net(**inputs).last_hidden_state.mean(1), dim=-1)[0].numpy()
 

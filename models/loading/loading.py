@@ -115,11 +115,11 @@ def load_model(
             net = net.to(torch_device)
         model = Model(net, tokenizer, name, processor)
     if name in PRESETS and PRESETS[name].kind == "gguf":
-        model.weights = "4-bit weights, dequantized"
+        model.weights_note = "4-bit weights, dequantized"
     elif gguf:
-        model.weights = "weights of a GGUF file, dequantized"
+        model.weights_note = "weights of a GGUF file, dequantized"
     if bits:
-        model.weights += f", then quantized to {bits} bits"
+        model.weights_note += f", then quantized to {bits} bits"
     return model
 
 

@@ -59,7 +59,7 @@ def attention_maps(net: Any, inputs: bool) -> list[nn.Module]:
 class Architecture:
     """A transformers model and where its neurons are."""
 
-    weights = "weights as saved"
+    weights_note = "weights as saved"
     """How the weights are stored, in words."""
     task: ModelTask
     """The kind of input and output."""

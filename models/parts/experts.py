@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from icebear.errors import MissingRule, ModelError
 from icebear.models.parts.linear import ALL_INDICES, Linear, present
 
-part: ContextVar[tuple[Tensor, int] | None] = ContextVar("part", default=None)
+expert_tokens: ContextVar[tuple[Tensor, int] | None] = ContextVar("expert_tokens", default=None)
 """While an expert runs: the indices of its tokens, and the number of tokens in the batch.
 
 Rules read it when they account for biases, whose rows are then no longer those of the batch; torch gives the rule of an
@@ -25,12 +25,12 @@ operation nothing but the operation's arguments.
 
 
 @contextmanager
-def on_part(tokens: Tensor, count: int) -> Iterator[None]:
-    token = part.set((tokens, count))
+def on_expert_tokens(tokens: Tensor, count: int) -> Iterator[None]:
+    token = expert_tokens.set((tokens, count))
     try:
         yield
     finally:
-        part.reset(token)
+        expert_tokens.reset(token)
 
 
 def count(experts: Any) -> int:
@@ -90,10 +90,10 @@ row_choices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def forward_in_pass(module: Any, paired: bool) -> Callable[..., Any] | None:
     """Return a forward method for a pass with relevance rules, if the module has experts, whose kernels sort tokens.
 
-    paired: as in `forward_past`.
+    paired: as in `forward_with_hooks`.
     """
     if hasattr(module, "is_transposed") and hasattr(module, "down_proj"):  # transformers' interface
-        return forward_past(module, {}, paired=paired)
+        return forward_with_hooks(module, {}, paired=paired)
     if paired and hasattr(module, "shared_expert") and routes_inputs(getattr(module, "experts", None)):
         return partial(_weighed_inputs, module)
     return None
@@ -107,7 +107,7 @@ def _weighed_inputs(block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     return block.shared_expert(x) + routed.unflatten(0, (scores.shape[1], -1)).sum(0), logits
 
 
-def forward_past(
+def forward_with_hooks(
     experts: Any, visits: dict[str, Visit], before: Any = None, paired: bool = False
 ) -> Callable[..., Tensor]:
     """Return a forward method of the experts with hooks on their neurons and on the router's weights.
@@ -146,7 +146,7 @@ def forward_past(
         chosen = [rows.nonzero().flatten() for rows in (runs | partner(runs) if paired else runs).unbind(1)]
         parts = []
         for expert, rows in enumerate(chosen):
-            with on_part(rows, len(x)):
+            with on_expert_tokens(rows, len(x)):
                 inside = _neurons(experts, x[rows], expert)
             inside = torch.where(runs[rows, expert, None], inside, 0) if paired else inside
             silent = torch.zeros(len(x), each, dtype=x.dtype, device=x.device)
@@ -155,7 +155,7 @@ def forward_past(
         out = torch.zeros_like(x)
         for expert, rows in enumerate(chosen):
             inside = neurons[rows, expert * each : (expert + 1) * each]
-            with on_part(rows, len(x)):
+            with on_expert_tokens(rows, len(x)):
                 written = F.linear(inside, *_map(experts, "down", expert))
             written = _shared(written, runs[rows, expert, None]) if paired else written
             out = out.index_add(0, rows, written * weights[rows, expert, None].to(written.dtype))

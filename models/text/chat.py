@@ -235,16 +235,16 @@ class Turn:
     role: str
     start: int
     """The first token, which is the template's."""
-    first: int
-    """The first token of the message; `last` is the first one after the message."""
-    last: int
+    text_start: int
+    """The first token of the message; `text_stop` is the first one after the message."""
+    text_stop: int
     stop: int
     """The first token of the next turn."""
 
 
 def inside(turns: Sequence[Turn]) -> set[int]:
     """Return the positions of messages, without the template's tokens."""
-    return {position for turn in turns for position in range(turn.first, turn.last)}
+    return {position for turn in turns for position in range(turn.text_start, turn.text_stop)}
 
 
 def outside(turns: Sequence[Turn], count: int) -> tuple[int, ...]:

@@ -219,7 +219,7 @@ def _gray(model: Reader, tiles: Tensor) -> Tensor:
     return ((128 / 255 - mean) / deviation)[:, None, None].expand_as(tiles)
 
 
-def images_of(prompts: Sequence[Prompt]) -> tuple[PromptImage, ...] | None:
+def prompt_images_of(prompts: Sequence[Prompt]) -> tuple[PromptImage, ...] | None:
     """Return the image of each prompt that was read, None if there are none. Raises `InputError` if only some have
     one."""
     images = tuple(prompt.image for prompt in prompts if prompt.image is not None)

@@ -24,7 +24,7 @@ from icebear.steering.concept.detectors import (
     Detector,
     contributions,
 )
-from icebear.steering.concept.reading import counts, read
+from icebear.steering.concept.reading import read, require_counted_positions
 from icebear.steering.concept.texts import ConceptTexts
 from icebear.steering.provenance import chosen_by_words, score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
@@ -180,7 +180,7 @@ class Concept(Saved, Tabled):
         """Return `measure` of many texts, which are read in batches."""
         self.check_usable(model)
         rows = [model.ids(text) for text in several(texts)]
-        counted = [counts(model, ids) for ids in rows]
+        counted = [require_counted_positions(model, ids) for ids in rows]
         measured = []
         (every,) = contributions(model, [self.parts], rows)
         for ids, positions, parts in zip(rows, counted, every, strict=True):

@@ -54,7 +54,7 @@ def read(
 ) -> Read:
     """Run one forward pass over each text. Raises `InputError` for a text in which no token counts."""
     rows = [model.token_ids(text, min(TEXT_TOKENS, model.context_length)) for text in texts]
-    counted = [counts(model, ids) for ids in rows]
+    counted = [require_counted_positions(model, ids) for ids in rows]
     means = np.zeros((len(texts), len(neurons)), dtype=np.float32)
     low, high = np.full(len(neurons), np.inf), np.full(len(neurons), -np.inf)
     streams: list[list[np.ndarray]] = [[] for _ in rows]
@@ -90,7 +90,7 @@ def seeing(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], s
     """Return the hooks of `see_each`, for `run`."""
     columns = {layer: np.array(numbers) for layer, numbers in by_site_layer(neurons).items()}
     indices = {layer: torch.tensor([neurons[number].index for number in columns[layer]]) for layer in columns}
-    counted = [counts(model, ids) for ids in rows]
+    counted = [require_counted_positions(model, ids) for ids in rows]
 
     def visit(part: list[int], site: str, layer: int, x: Tensor) -> None:
         layer_columns = columns[site, layer]
@@ -119,15 +119,15 @@ def batches(model: Model, rows: Sequence[list[int]]) -> list[list[int]]:
     return [[order[index] for index in part] for part in parts]
 
 
-def positions_that_count(model: Model, ids: Sequence[int]) -> list[int]:
+def counted_positions(model: Model, ids: Sequence[int]) -> list[int]:
     """Return all positions but the first, which is a sink, and those of special tokens."""
     special = model.special_ids()
     return [position for position, token in enumerate(ids) if position and token not in special]
 
 
-def counts(model: Model, ids: Sequence[int]) -> list[int]:
+def require_counted_positions(model: Model, ids: Sequence[int]) -> list[int]:
     """Return the positions that count. Raises `InputError` where there are none."""
-    positions = positions_that_count(model, ids)
+    positions = counted_positions(model, ids)
     if not positions:
         text = "".join(model.pieces(ids))
         raise InputError(

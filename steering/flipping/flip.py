@@ -310,9 +310,9 @@ def _searches(state: SearchState) -> list[SearchState]:
 
 def _flipped(state: SearchState) -> tuple[SearchState, _Result]:
     """Search edits, prune and weaken them; return the state of the successful search and its result."""
-    steps = _steps(state, [{}])
-    start = result = _Result({}, _margins(state, steps)[0].item())
-    if _hold(state, steps)[0]:
+    unedited = _step_margins(state, [{}])
+    start = result = _Result({}, _combined(state, unedited)[0].item())
+    if _flips_hold(state, unedited)[0]:
         return state, start
     for searched in _searches(state):
         if result.margin < MARGIN:
@@ -321,7 +321,7 @@ def _flipped(state: SearchState) -> tuple[SearchState, _Result]:
                 state, result = searched, next_result
             else:
                 result = replace(result, rounds=next_result.rounds)
-    if not _hold(state, _steps(state, [result.edits]))[0]:
+    if not _flips_hold(state, _step_margins(state, [result.edits]))[0]:
         raise InputError(_failure(state, result.edits))
     return state, replace(result, edits=_weakened(state, _pruned(state, result.edits)))
 
@@ -355,17 +355,17 @@ def _round(state: SearchState, choose: Chooser, result: _Result) -> _Result:
 def margins(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
     """(P,) the margin of the flip in logits, under each of P proposals of edits. For a phrase it is the smallest margin
     of its tokens, or, if one is below `MARGIN`, `MARGIN` less the sum of what they lack; to suppress, the largest."""
-    return _margins(state, _steps(state, proposals))
+    return _combined(state, _step_margins(state, proposals))
 
 
-def _margins(state: SearchState, steps: Tensor) -> Tensor:
+def _combined(state: SearchState, step_margins: Tensor) -> Tensor:
     if state.top_k:
-        return steps.amax(1)
-    lacking = (MARGIN - steps).clamp(min=0).sum(1)
-    return torch.where(lacking > 0, MARGIN - lacking, steps.amin(1))
+        return step_margins.amax(1)
+    lacking = (MARGIN - step_margins).clamp(min=0).sum(1)
+    return torch.where(lacking > 0, MARGIN - lacking, step_margins.amin(1))
 
 
-def _steps(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
+def _step_margins(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
     """(P, S) each wanted logit minus the largest other one; with `top_k`, the k-th largest other one minus it."""
     logits = state.last.logits(proposals)
     steps = range(len(state.tokens))
@@ -376,8 +376,9 @@ def _steps(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
     return wanted - logits.amax(-1)
 
 
-def _hold(state: SearchState, steps: Tensor) -> list[bool]:
-    return ((steps > 0).any(1) if state.top_k else (steps > 0).all(1)).tolist()
+def _flips_hold(state: SearchState, step_margins: Tensor) -> list[bool]:
+    positive = step_margins > 0
+    return (positive.any(1) if state.top_k else positive.all(1)).tolist()
 
 
 def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[NeuronStep, float]]:
@@ -485,7 +486,7 @@ def _effects_alone(state: SearchState, edits: Edits) -> list[tuple[float, tuple[
 
 def _failure(state: SearchState, edits: Edits) -> str:
     request, model, k = state.request, state.model, state.top_k or 1
-    worst = int(_steps(state, [edits])[0].argmax() if state.top_k else _steps(state, [edits])[0].argmin())
+    worst = int(_step_margins(state, [edits])[0].argmax() if state.top_k else _step_margins(state, [edits])[0].argmin())
     with steer(model, _edits(state, edits), prompt_tokens=len(state.last.ids)):
         tokens = model.predict(state.last.before(worst), k, [state.tokens[worst]], -1)
     token = next(token for token in tokens if token.id == state.tokens[worst])

@@ -15,7 +15,7 @@ from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.records import Neuron
 from icebear.steering.concept.detectors import ConceptNeuron, ConceptVector, Detector, contributions
-from icebear.steering.concept.reading import counts
+from icebear.steering.concept.reading import require_counted_positions
 from icebear.steering.monitor.text_values import Unit, interval, unit_values
 from icebear.values import plural, real, several, typed
 
@@ -169,16 +169,17 @@ class Monitor(Saved):
         rows = [model.ids(text) for text in several(texts)]
         (every,) = contributions(model, [self.detector], rows)
         return [
-            self.judge(model.pieces(ids), parts, counts(model, ids)) for ids, parts in zip(rows, every, strict=True)
+            self.judge(model.pieces(ids), parts, require_counted_positions(model, ids))
+            for ids, parts in zip(rows, every, strict=True)
         ]
 
     def judge(self, pieces: Sequence[str], parts: np.ndarray, counted: Sequence[int]) -> Verdict:
         """Return the verdict of a text of tokens (T) with these contributions (T, n), of which some count."""
-        counts_ = np.isin(np.arange(len(pieces)), counted)
-        values = np.where(counts_, parts.sum(1, dtype=np.float64), 0)
-        units = unit_values(pieces, values, counts_, self.unit)
+        is_counted = np.isin(np.arange(len(pieces)), counted)
+        values = np.where(is_counted, parts.sum(1, dtype=np.float64), 0)
+        units = unit_values(pieces, values, is_counted, self.unit)
         flags = tuple(
-            self._flag(pieces, parts[start:stop][counts_[start:stop]], start, stop, value)
+            self._flag(pieces, parts[start:stop][is_counted[start:stop]], start, stop, value)
             for start, stop, value in units
             if value > self.threshold
         )

@@ -11,7 +11,7 @@ import numpy as np
 from icebear.concepts.answers.units import units_of
 from icebear.models.model import Model
 from icebear.steering.concept.detectors import Detector, contributions
-from icebear.steering.concept.reading import counts
+from icebear.steering.concept.reading import require_counted_positions
 from icebear.steps import OnProgress, unwatched
 
 Unit = Literal["sentence", "token", "message"]
@@ -51,7 +51,7 @@ def text_values(
 ) -> np.ndarray:
     """Return the values (detectors, texts): the largest mean of a unit of what the model can read of a text."""
     rows = [model.token_ids(text, model.context_length) for text in texts]
-    counted = [np.isin(np.arange(len(ids)), counts(model, ids)) for ids in rows]
+    counted = [np.isin(np.arange(len(ids)), require_counted_positions(model, ids)) for ids in rows]
     pieces = [model.pieces(ids) for ids in rows]
     every = contributions(model, detectors, rows, on_progress)
 

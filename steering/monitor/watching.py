@@ -16,7 +16,7 @@ from torch import Tensor
 from icebear.errors import InputError, ModelError
 from icebear.models.model import Model
 from icebear.steering.concept.detectors import NOT_RUN, contributing, contributions, scaled
-from icebear.steering.concept.reading import positions_that_count
+from icebear.steering.concept.reading import counted_positions
 from icebear.steering.monitor.monitor import Monitor, Passage, Verdict
 from icebear.steering.token_tracker import TokenTracker
 from icebear.values import several, typed
@@ -157,7 +157,7 @@ def read_message(model: Model, monitors: Iterable[Monitor], message: str) -> lis
     ids, monitors = model.ids(message), list(monitors)
     for monitor in monitors:
         monitor.check(model)
-    counted = positions_that_count(model, ids)
+    counted = counted_positions(model, ids)
     if not (counted and monitors):
         return []
     every = contributions(model, [monitor.detector for monitor in monitors], [ids])

@@ -196,20 +196,21 @@ def probabilities(answer: icebear.Answer) -> Text:
     return Text.assemble(*((token, shade(probability - 1)) for token, probability in parts))
 
 
-def origins_report(origins: SourceBreakdown) -> Group:
-    parts = [(part.name, part.positive, part.negative) for part in origins.parts]
-    parts.append(("biases", max(origins.biases, 0), min(origins.biases, 0)))
+def breakdown_report(breakdown: SourceBreakdown) -> Group:
+    parts = [(part.name, part.positive, part.negative) for part in breakdown.parts]
+    parts.append(("biases", max(breakdown.biases, 0), min(breakdown.biases, 0)))
     rows = [
-        (name, f"{positive:+.2f}", f"{negative:+.2f}", f"{(positive + negative) / origins.target:.0%}")
+        (name, f"{positive:+.2f}", f"{negative:+.2f}", f"{(positive + negative) / breakdown.target:.0%}")
         for name, positive, negative in parts
     ]
-    drop = "" if origins.drop is None else f"; {origins.drop:.0%} is lost at their counterfactual values"
+    drop = "" if breakdown.drop is None else f"; {breakdown.drop:.0%} is lost at their counterfactual values"
     return Group(
         Text(
-            f"Sources of the answer's {origins.target:.2f} logits (CP-LRP; remainder {origins.remainder:.1e})", "bold"
+            f"Sources of the answer's {breakdown.target:.2f} logits (CP-LRP; remainder {breakdown.remainder:.1e})",
+            "bold",
         ),
         grid("from", ">positive", ">negative", ">share", rows=rows),
-        Text(f"{through_text(origins)}{drop}.", "dim"),
+        Text(f"{through_text(breakdown)}{drop}.", "dim"),
     )
 
 

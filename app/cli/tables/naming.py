@@ -25,7 +25,7 @@ _AFTER = re.compile(r"(@\d+)?( [+-])?")
 
 
 def renamed_document(document: Any, write: Callable[[str], str]) -> Any:
-    """Return a document with `write` of each id in it: alone, with a token or polarity, or at the begin of an edit."""
+    """Return a document with `write` of each id in it: alone, with a token or polarity, or at the start of an edit."""
     if isinstance(document, str):
         return _renamed_id(document, write)
     if isinstance(document, dict):

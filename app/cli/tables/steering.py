@@ -16,7 +16,7 @@ from icebear.app.cli.tables.grid import grid, heatmap
 from icebear.edits import Edit
 from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
-from icebear.render import visible
+from icebear.render import percent, visible
 from icebear.steering.provenance import FlipRecord, Outcome, chosen_by_words, score_of
 from icebear.values import plural
 
@@ -153,7 +153,6 @@ def monitor_report(monitor: Monitor) -> Group:
     """The rates of a monitor, beside the controls; what is a reason for doubt is said first."""
     from icebear.steering.monitor.monitor import CONTROLS_TEXT  # which needs torch
 
-    percent = lambda rate: f"{100 * rate:.0f} %"  # noqa: E731
     rows = [
         (
             "" if row.texts == before else row.texts,

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from icebear.app.base_path import BasePath
-from icebear.app.cli.options import ModelOptions, check_port, named, option, record, verb
+from icebear.app.cli.options import ModelOptions, check_port, is_given, option, record, verb
 from icebear.app.cli.output import log_to_stderr
 from icebear.errors import need
 from icebear.paths import check_model_path
@@ -58,7 +58,7 @@ def app(options: Options) -> None:
     check_model_path(options.model.model)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else a pass is 5 times slower while another process computes
     os.environ["ICEBEAR_APP"] = json.dumps(
-        {"store": options.store if named("store") else None, **asdict(options.model)}
+        {"store": options.store if is_given("store") else None, **asdict(options.model)}
     )
     _serve(options.port, base)
 

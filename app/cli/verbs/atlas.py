@@ -51,8 +51,8 @@ def atlas(options: Options) -> None:
         raise click.UsageError("--against needs --prompts; add it, or leave --against out.")
     if options.compare and options.prompts:
         raise click.UsageError("--compare cannot be combined with --prompts; leave out one of them.")
-    loading = options.model
-    path = store_or_shipped(options.store, loading.load, loading.model)
+    model_options = options.model
+    path = store_or_shipped(options.store, model_options.load, model_options.model)
     options = replace(options, store=path)
     if options.compare:
         _compare(options, options.compare)
@@ -89,7 +89,7 @@ def _audit(options: Options, prompts: str) -> None:
 
     groups = read_groups(prompts, options.against)
     with icebear.open_store(options.store) as store:
-        store.facts.get("finished")  # raises before the model is loaded
+        store.check_finished()  # before the model is loaded
     model = options.model.load()
     with icebear.open_store(options.store) as store, waiting("Drawing the map"):
         store.check(model.index_fingerprint, model.name)

@@ -177,7 +177,7 @@ class _Conversation:
     def _positions(self, turns: Sequence[Turn], strings: Sequence[str]) -> set[int]:
         """Return the positions of messages, without special tokens that the model wrote."""
         special = set(map(self.model.text, self.model.special_ids()))
-        return inside(turns) - {at for at in range(turns[-1].first, len(strings)) if strings[at] in special}
+        return inside(turns) - {at for at in range(turns[-1].text_start, len(strings)) if strings[at] in special}
 
     def _watched(self, prompt: Chat, message: str, on_token: OnTokens) -> icebear.Answer:
         """Answer while the monitors read, and print what they flag in the message and in the answer."""
@@ -212,11 +212,11 @@ class _Conversation:
     def _sources(self, words: str) -> Any:
         """Measure what the last answer, or words of it, hangs on; of `details`, how much came from where."""
         from icebear.app.cli.measured_sources import measured_sources
-        from icebear.app.cli.tables.explanations import origins_report, screen
+        from icebear.app.cli.tables.explanations import breakdown_report, screen
         from icebear.concepts.answers.source_sentences import source_lines
 
         if words == "details":
-            return origins_report(icebear.source_breakdown(self.model, self._answer()))
+            return breakdown_report(icebear.source_breakdown(self.model, self._answer()))
         return screen(source_lines(measured_sources(self.model, self._answer(), span=words or None)))
 
     def _why(self, phrase: str, contrast: str | None) -> Group:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, named, option, read_lines, record, verb
+from icebear.app.cli.options import ModelOptions, argument, is_given, option, read_lines, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, need
@@ -121,10 +121,10 @@ def _check_monitor(options: Options) -> None:
     conditions = conditions_of(options.under)
     read = [read_lines(path) if path else [] for path in (options.with_, options.without)]
     texts = checked_texts(monitor, *read)
-    name = options.model.model if named("model") else monitor.model_name
+    name = options.model.model if is_given("model") else monitor.model_name
     model = options.model.load(name)
     with bar("runs") as move:
-        result = monitor_under(model, partial(_again, options.model, name), monitor, texts, conditions, move)
+        result = monitor_under(model, partial(_reload_model, options.model, name), monitor, texts, conditions, move)
     document = {"file": options.file, **result.to_dict()}
     show(options.json, document, monitor_table(result), *result.summary()[1:], "", *result.reasons())
     _end(options, result)
@@ -146,20 +146,20 @@ def _checked(options: ModelOptions, claims: Sequence[Claim], conditions: Sequenc
 
     groups: dict[str, list[Claim]] = {}
     for claim in claims:
-        name = options.model if named("model") or not claim.provenance else claim.provenance.model
+        name = options.model if is_given("model") or not claim.provenance else claim.provenance.model
         groups.setdefault(name, []).append(claim)
     results = []
     for name, group in groups.items():
         model = options.load(name)
         with bar("claims") as move:
-            results.append(check_under(model, partial(_again, options, name), group, conditions, move))
+            results.append(check_under(model, partial(_reload_model, options, name), group, conditions, move))
     rows = tuple(row for result in results for row in result.rows)
     runs = zip(*(result.under for result in results), strict=True)
     under = tuple(ConditionRun(parts[0].condition, tuple(row for run in parts for row in run.rows)) for parts in runs)
     return CheckedClaims(rows, under)
 
 
-def _again(options: ModelOptions, plain: str, name: str | None = None, **changes: Any) -> icebear.Model:
+def _reload_model(options: ModelOptions, plain: str, name: str | None = None, **changes: Any) -> icebear.Model:
     """Load a model with other arguments. It is not kept: a condition is measured once."""
     name = plain if name is None else name
     check_model_path(name)
@@ -181,7 +181,7 @@ def _check_ledger(options: Options) -> None:
         raise InputError(f"{options.file} has no call whose numbers can be measured again ({', '.join(MEASURED)}).")
     rows: list[dict[str, Any]] = []
     for name, store in dict.fromkeys((call.model, call.store) for call in measured):
-        session = Session(options.model.model if named("model") else name, options.model.arguments, store)
+        session = Session(options.model.model if is_given("model") else name, options.model.arguments, store)
         rows += repeated(server(session), [call for call in measured if (call.model, call.store) == (name, store)])
     passed = [row for row in rows if row["verdict"] == "passed"]
     title = f"{len(passed)} of {len(rows)} calls passed ({len(calls) - len(rows)} have no numbers to measure)"

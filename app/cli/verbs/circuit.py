@@ -71,7 +71,7 @@ def circuit(options: Options) -> None:
         with waiting("Measuring sufficiency and necessity"):
             hidden = graph.edge_check if not graph.edges else None
             measured = graph.ablation(), hidden or graph.faithfulness()
-    signs = [(node.neuron, "-" if node.activation < (node.counterfactual or 0) else "+") for node in graph.nodes]
+    signs = [(node.neuron, node.polarity) for node in graph.nodes]
     with store_if_any(options.store, model) as store:
         labels = significant_labels(store, signs)
     write_page(options.html, graph.to_html)

@@ -218,7 +218,7 @@ def steer(options: Steer) -> None:
 
 
 @record
-class Watch:
+class MonitorOptions:
     name: str = argument()
     negatives: str = option(
         "File of texts without the concept that were not used to find it, one per line: at least 122 for --fpr 0.01, "
@@ -242,8 +242,8 @@ class Watch:
     model: ModelOptions
 
 
-@verb(Watch, concept)
-def monitor(options: Watch) -> None:
+@verb(MonitorOptions, concept)
+def monitor(options: MonitorOptions) -> None:
     """Make a monitor of a concept: texts without the concept set its threshold. Then measure how often texts with and
     without the concept are flagged.
 

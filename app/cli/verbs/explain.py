@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, named, option, record, verb
+from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, is_given, option, record, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import STORE_IF_ANY, store_if_any
@@ -165,7 +165,7 @@ def _choose(options: Options, model: icebear.Model, arguments: dict[str, Any], e
 def _only_named(options: Options, supported: str) -> bool:
     """Return whether the command line has only these options, and those of the model."""
     others = set(click.get_current_context().params) - {*supported.split(), *vars(options.model)}
-    return not any(map(named, others))
+    return not any(map(is_given, others))
 
 
 def _has_image(prompt: Any) -> bool:
@@ -265,7 +265,7 @@ def _explain_sources(options: Options, model: icebear.Model, arguments: dict[str
         document, tables = {**parts, **document}, [*tables, *reports]
     show(options.json, document, *tables, names=options.names)
     if options.claim:
-        from icebear.claims.kinds.answers import SourceClaim
+        from icebear.claims.kinds.sources import SourceClaim
 
         claim(options.claim, model, lambda: SourceClaim.of(measured, answer))
 
@@ -273,18 +273,18 @@ def _explain_sources(options: Options, model: icebear.Model, arguments: dict[str
 def _breakdown(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """Return the relevance of tokens and neurons, and how much of an answer came from where, as a document and as
     tables."""
-    from icebear.app.cli.tables.explanations import explanation_report, matrix_report, origins_report
+    from icebear.app.cli.tables.explanations import breakdown_report, explanation_report, matrix_report
 
     explanation = _explained(options, model, arguments)
     answer, checkpoint = arguments["prompt"], arguments["checkpoint"]
     compared = arguments["counterfactual"], checkpoint, arguments["contrast"]
-    origins = icebear.source_breakdown(model, answer, arguments["span"], *compared)
+    breakdown = icebear.source_breakdown(model, answer, arguments["span"], *compared)
     sentences = icebear.matrix(model, answer, checkpoint=checkpoint)
     tokens = zip(answer.ids, answer.token_strings, answer.probabilities, strict=True)
     rows = [{"id": id, "text": text, "probability": share} for id, text, share in tokens]
     document = {**explanation.to_dict(), "answer": answer.text, "ended": answer.ended, "answer_tokens": rows}
-    document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
-    return document, [explanation_report(explanation), origins_report(origins), matrix_report(sentences)]
+    document |= {"source_breakdown": breakdown.to_dict(), "sentences": sentences.to_dict()}
+    return document, [explanation_report(explanation), breakdown_report(breakdown), matrix_report(sentences)]
 
 
 def _explain_similarity(options: Options) -> bool:
@@ -295,7 +295,7 @@ def _explain_similarity(options: Options) -> bool:
     if not has_two_towers(options.model.model):
         return False
     prompt = options.attribution.prompt.prompt
-    not_taken = map(named, ("device_map", "bits", "attention", "trust_remote_code", "config"))
+    not_taken = map(is_given, ("device_map", "bits", "attention", "trust_remote_code", "config"))
     if prompt is None or any(not_taken) or not _only_named(options, "prompt image html png json names"):
         raise click.UsageError(
             f"{options.model.model} has a text tower and an image tower, whose similarity takes PROMPT, --image, "

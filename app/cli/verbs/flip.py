@@ -91,9 +91,7 @@ def flip(options: Options) -> None:
             options.unbounded,
             not options.no_heads,
         )
-        labels = significant_labels(
-            store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe.neuron_edits()]
-        )
+        labels = significant_labels(store, [(edit.neuron, edit.polarity) for edit in recipe.neuron_edits()])
     if recipe:
         with waiting("Measuring side effects and random edits"):
             recipe = recipe.noting(**outcome_of(model, recipe, HeldOutContexts(model, texts)).provenance())

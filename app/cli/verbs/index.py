@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import icebear
-from icebear.app.cli.options import Choice, ModelOptions, argument, excluded, named, option, record, verb
+from icebear.app.cli.options import Choice, ModelOptions, argument, excluded, is_given, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import annotating, bar, indexing, merging, waiting
 from icebear.app.cli.stores import named_or_folder_store, neurons_named, store_or_shipped
@@ -181,7 +181,7 @@ def _from_neuronpedia(options: Options) -> None:
     from icebear.app.cli.tables.cards import labels_table
 
     dashboards = Dashboards.of(model, str(options.from_neuronpedia))
-    sites = options.site if named("site") else sorted({neuron.site for neuron, _ in dashboards.sides})
+    sites = options.site if is_given("site") else sorted({neuron.site for neuron, _ in dashboards.sides})
     lines: list[str] = []
     document: dict[str, Any] = {"folder": options.from_neuronpedia, "store": options.store}
     with icebear.open_store(options.store, create=True) as store:
@@ -298,7 +298,7 @@ def _on_workers(
 def _encoder(name: str) -> icebear.Encoder | None:
     from icebear.models.loading.encoder import default_encoder
 
-    return icebear.load_encoder(name) if named("encoder") else default_encoder(partial(click.echo, err=True))
+    return icebear.load_encoder(name) if is_given("encoder") else default_encoder(partial(click.echo, err=True))
 
 
 def _status(options: Options) -> None:

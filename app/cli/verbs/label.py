@@ -7,7 +7,7 @@ from dataclasses import replace
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, named, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, is_given, option, record, verb
 from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named, store_or_shipped
@@ -62,7 +62,7 @@ def label(options: Options) -> None:
         raise click.UsageError("--claim needs a score: give a TEXT and --score, or --auto.")
     from icebear.app.cli.tables.cards import own_label_table
 
-    name = options.model.model if options.score or named("model") else None
+    name = options.model.model if options.score or is_given("model") else None
     neuron, text = Neuron.parse(options.words[0], name), options.words[1]
     options = _with_store(options, name)
     with icebear.open_store(options.store) as store:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from icebear.app.cli.options import ModelOptions, named, option, record, verb
+from icebear.app.cli.options import ModelOptions, is_given, option, record, verb
 from icebear.errors import need
 from icebear.paths import local
 
@@ -53,5 +53,5 @@ def mcp(options: Options) -> None:
 
     files = (options.folder, options.ledger, options.plan)
     folder, ledger, plan = (Path(path) if path else None for path in files)
-    loading, store = options.model, options.store if named("store") else None
-    server(Session(loading.model, loading.arguments, store, folder, options.base_model, ledger, plan)).run("stdio")
+    model, store = options.model, options.store if is_given("store") else None
+    server(Session(model.model, model.arguments, store, folder, options.base_model, ledger, plan)).run("stdio")

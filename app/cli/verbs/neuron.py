@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, exactly_one, excluded, named, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, exactly_one, excluded, is_given, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import annotating, bar, waiting
 from icebear.app.cli.stores import named_or_folder_store, store_alone, store_beside, store_or_shipped
@@ -85,8 +85,10 @@ def neuron(options: Options) -> None:
     if options.lens_file:
         return _through_lens_file(wanted, options.lens_file, options)
     if options.base_model is None:
-        loading = options.model
-        path = store_or_shipped(options.store, loading.load, loading.model, required=False, site=wanted.site)
+        model_options = options.model
+        path = store_or_shipped(
+            options.store, model_options.load, model_options.model, required=False, site=wanted.site
+        )
         options = replace(options, store=path)
     if not (_measures(options, wanted) or options.more or options.base_model is not None):
         with store_alone(options.store, options.model.model) as store:
@@ -129,7 +131,7 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
             more = icebear.more_examples(model, store, wanted, options.more, options.top, on_progress=move)
         card = replace(card, beside=(*card.beside, more.beside))
     write_page(options.html, card.to_html)
-    report = card_report(card, ("--store", options.store) if named("store") else ())
+    report = card_report(card, ("--store", options.store) if is_given("store") else ())
     alone = IMAGES_ALONE if store.is_of_images else STORE_ALONE
     show(options.json, card.to_dict(), report, *([] if measures else [alone]), names=options.names)
 

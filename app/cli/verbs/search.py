@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import icebear
-from icebear.app.cli.options import ModelOptions, argument, exactly_one, named, record, verb
+from icebear.app.cli.options import ModelOptions, argument, exactly_one, is_given, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import waiting
 from icebear.app.cli.stores import store_beside, store_or_shipped
@@ -56,7 +56,7 @@ def search(options: Options) -> None:
 
 def _index(options: Options) -> str:
     """Return the path of the index to search; without --model, that of the folder's model."""
-    return store_or_shipped(options.store, options.model.load, options.model.model if named("model") else None)
+    return store_or_shipped(options.store, options.model.load, options.model.model if is_given("model") else None)
 
 
 def _by_image(image: str, options: Options) -> None:

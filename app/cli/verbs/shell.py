@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, named, record, verb
+from icebear.app.cli.options import ModelOptions, is_given, record, verb
 from icebear.app.cli.streams import unfiltered
 from icebear.cache import cache_folder
 from icebear.stopping import interruptible
@@ -43,7 +43,7 @@ def shell(options: Options) -> None:
     assert isinstance(group, click.Group)
     models = context.ensure_object(dict)
     model = options.model.load()
-    defaults = _default_map(group, {name: value for name, value in vars(options.model).items() if named(name)})
+    defaults = _default_map(group, {name: value for name, value in vars(options.model).items() if is_given(name)})
     typed = _typed(model) if sys.stdin.isatty() else iter(sys.stdin)
     with interruptible():
         succeeded = [_run(group, line, models, defaults) for line in typed]

@@ -82,7 +82,7 @@ def server_state() -> ServerState:
     return ServerState()
 
 
-def loading(name: str, **options: Any) -> Job:
+def start_loading(name: str, **options: Any) -> Job:
     """Start to load a model; it is the job's result."""
 
     def load(job: Job) -> Model:

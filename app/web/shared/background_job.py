@@ -29,8 +29,8 @@ FETCHING = 1.5
 """Seconds in which a browser fetches the code of the pictures of a page that is drawn."""
 
 
-def drawn() -> None:
-    """Say that a page is drawn."""
+def set_first_page() -> None:
+    """Set `first_page` when a browser had time to fetch what a page, which is drawn, needs."""
     if not first_page.is_set():
         timer = threading.Timer(FETCHING, first_page.set)
         timer.daemon = True

@@ -147,7 +147,7 @@ def exchanging(prompt: str) -> Job | None:
 
 
 def _typed_as(prompt: str) -> str | None:
-    """Return as what a prompt was typed, or linked to, whose words were exchanged to fill the fields; else None."""
+    """Return the text that was typed, or linked to, if a prompt took its place to fill the fields; else None."""
     filled, typed = st.session_state.get("typed_as") or (None, None)
     return typed if filled == prompt else None
 
@@ -161,7 +161,7 @@ def outcome(job: Job | None) -> WhatIf | None:
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _exchanging(name: str, prompt: str) -> Job:
     """Return the job that exchanges words, for all visitors; its result is None for a long text."""
-    loading = jobs.loading()
+    loading = jobs.model_job()
 
     def work(job: Job) -> WhatIf | None:
         model = loading.outcome()

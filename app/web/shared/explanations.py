@@ -83,7 +83,7 @@ def predicted(name: str, prompt: str) -> list[TokenScore]:
 
 def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
     """Return the nodes of a relevance with their effects, and with their labels if there is an index."""
-    with st.skeleton(height=240), served.store() if served.has_labels() else nullcontext() as opened:
+    with st.skeleton(height=240), served.store() if served.has_readable_store() else nullcontext() as opened:
         return Explanation.of(jobs.model(), relevance, ranking, store=opened)
 
 

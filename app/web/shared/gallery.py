@@ -34,7 +34,7 @@ class Example:
     @property
     def fields(self) -> tuple[str, str]:
         """The prompt and the counterfactual, as they are in their fields."""
-        return markdown.prompt_field(self.explanation.prompt), markdown.prompt_field(self.explanation.counterfactual)
+        return markdown.prompt_text(self.explanation.prompt), markdown.prompt_text(self.explanation.counterfactual)
 
 
 @cache
@@ -105,7 +105,7 @@ def _take(example: Example) -> None:
         written = sum(position > max(shown.template) for position in range(len(shown.tokens)))
         *before, answer = shown.prompt
         chat = [*before, {**answer, "content": answer["content"] + shown.target}]
-        links.go("chat", chat=markdown.prompt_field(chat), turn=str(len(before)), span=f"{written}-{written + 1}")
+        links.go("chat", chat=markdown.prompt_text(chat), turn=str(len(before)), span=f"{written}-{written + 1}")
         return
     prompt, counterfactual = example.fields
     values = {"prompt": prompt, "counterfactual": counterfactual, "target": None, "contrast": None, "switch": False}

@@ -50,7 +50,7 @@ def _prepare_shipped(ready: bool) -> None:
     if not shipped or shipped in server_state().builds:
         return
     if not ready or (served.choice().is_shipped and shipped not in cached_indexes(name)):
-        server_state().build(jobs.loading(), shipped)
+        server_state().build(jobs.model_job(), shipped)
 
 
 def _label(ready: bool) -> str:
@@ -156,4 +156,4 @@ def _outcome(job: Job | None) -> None:
 
 def _button(label: str, key: str, path: Path | None, documents: int = SMALL_INDEX) -> None:
     build = server_state().build
-    st.button(label, key=key, type="primary", on_click=lambda: build(jobs.loading(), path, documents))
+    st.button(label, key=key, type="primary", on_click=lambda: build(jobs.model_job(), path, documents))

@@ -44,7 +44,7 @@ def show(
             pictures.downloads("region", {"png": image.png})
         raised = st.container()
     with right:
-        st.html(markdown.ANSWER.format(relevance.text_heatmap(), relevance.target_text))
+        st.html(markdown.tokens_and_answer(relevance.text_heatmap(), relevance.target_text))
         st.caption("Red supports the word, blue opposes it; gray: the template; dotted: attention sinks.")
         shares = jobs.wait_for_cached(_sharing, served.model_name(), (about, span, contrast), relevance, stops=True)
         if shares:  # of no comparison

@@ -26,10 +26,10 @@ POLL = 0.5
 
 @st.cache_resource(show_spinner=False)
 def _load(model: str, **options: Any) -> Job:
-    return all_visitors.loading(model, **options)
+    return all_visitors.start_loading(model, **options)
 
 
-def loading() -> Job:
+def model_job() -> Job:
     """Return the job that loads, or has loaded, the model of all visitors."""
     options = served.model_settings()
     if _load(**options).error:
@@ -38,24 +38,24 @@ def loading() -> Job:
     return job
 
 
-def loaded(opened: Store) -> Model | None:
+def model_if_loaded(opened: Store) -> Model | None:
     """Return the model if it is loaded already, and the index is of this model."""
     job = background_job.loads.get(json.dumps(served.model_settings()))
     if job and job.result:
         with suppress(StoreError):
-            opened.check(job.result.fingerprint, job.result.name)
+            opened.check(job.result.index_fingerprint, job.result.name)
             return job.result
     return None
 
 
 def model() -> Model:
     """Return the model that all visitors share; the page waits until it is loaded."""
-    return wait_for(loading())
+    return wait_for(model_job())
 
 
 def reads_images() -> bool:
     """Return whether the model is loaded, and reads images with a text."""
-    model = loading().result
+    model = model_job().result
     return model is not None and model.vision is not None
 
 
@@ -196,7 +196,7 @@ def progress(text: str) -> Iterator[Callable[[int, int], Any]]:
     slot.empty()
 
 
-def fitting(opened: Store) -> Model:
+def model_of_index(opened: Store) -> Model:
     """Return the model, if the index is of this model. Raises `StoreError` otherwise."""
     loaded = model()
     opened.check(loaded.index_fingerprint, loaded.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import streamlit as st
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 COMMAND = re.compile(r"(^|\W)--[a-z]|\bicebear [a-z]")
 """What only a command line knows."""
 HEAT = Markup('<div class="heat">{}</div>')
-ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
+TOKENS_AND_ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 
 
 def read_prompt(text: str) -> str | Chat:
@@ -32,21 +33,25 @@ def read_prompt(text: str) -> str | Chat:
     return chat
 
 
-def prompt_field(prompt: Any) -> str:
+def prompt_text(prompt: Any) -> str:
     """Return a prompt as `read_prompt` reads it: a text as it is, the messages of a chat as JSON."""
     return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, separators=(",", ":"))
 
 
-def heat(relevance: Relevance, answer: bool = False) -> None:
-    """Show the tokens, shaded by their relevance; answer: followed by the target."""
-    tokens = relevance.heatmap()
-    st.html(ANSWER.format(tokens, relevance.target_text) if answer else HEAT.format(tokens))
+def tokens_and_answer(tokens: Markup, target: str, after: str | Markup = "") -> Markup:
+    """Return shaded tokens followed by the explained answer, as HTML."""
+    return TOKENS_AND_ANSWER.format(tokens, target, after)
 
 
 def target_label(relevance: Relevance) -> str:
     """Return the target, and the contrast if there is one, as Markdown."""
     contrast = f" rather than {word(relevance.contrast_text)}" if relevance.contrast_text else ""
     return word(relevance.target_text) + contrast
+
+
+def in_quotes(text: str, most: int) -> str:
+    """Return a text of at most so many characters in quotes; a longer one ends in dots."""
+    return f"\u201c{shorten(text, most, placeholder=' ...')}\u201d"
 
 
 def plain(text: str) -> str:

@@ -86,8 +86,8 @@ def has_images() -> bool:
     return complete_facts(store_path()).get("input") == IMAGES
 
 
-def has_labels() -> bool:
-    """Return whether labels can be read; the views that need an index report its errors."""
+def has_readable_store() -> bool:
+    """Return whether there is an index that can be read; the views that need one report its errors."""
     with suppress(IcebearError):
         return has_store()
     return False

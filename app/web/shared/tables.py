@@ -91,7 +91,7 @@ def ticked_neurons(rows: list, key: str) -> list:
 
 def _with_labels(table: pandas.DataFrame) -> pandas.DataFrame:
     """Add the labels of the neurons in the columns neuron and sign, if the index has any."""
-    if not served.has_labels():
+    if not served.has_readable_store():
         return table
     with served.store() as opened:
         pairs = zip(table["neuron"], table["sign"], strict=True)

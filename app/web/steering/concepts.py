@@ -17,8 +17,8 @@ from icebear.app.example import PROMPT
 from icebear.app.web.shared import counterfactuals, jobs, links, markdown, pictures, question, served, tables
 from icebear.app.web.shared.background_job import Job
 from icebear.app.web.shared.bars import Bar, bars
-from icebear.app.web.steering import flips, watch
-from icebear.app.web.steering.edit_neurons import download, last_result
+from icebear.app.web.steering import flips, monitor_section
+from icebear.app.web.steering.edit_neurons import download, result_on_press
 from icebear.db.search import with_and_without
 from icebear.errors import IcebearError, InputError
 from icebear.models.model import Model
@@ -55,7 +55,7 @@ def show() -> None:
         with right:
             _measure(concept)
         _steer(concept)
-        watch.show(concept)
+        monitor_section.show(concept)
     else:
         with st.expander("The neurons that were tried"):
             _neurons(concept)
@@ -91,12 +91,12 @@ def _examples() -> None:
     """Draw the fields for examples, each with its counter, and the button that starts to find their concept."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.button("Try an example: music", key="music", icon=":material/music_note:", on_click=_music)
-        if served.has_labels():
+        if served.has_readable_store():
             label = "Or words: sentences of the index with one of them, and others"
             st.text_input(label, placeholder="food bread soup meat fruit", key="concept_words", on_change=_from_words)
     left, right = st.columns(2)
-    positive = watch.texts_field(left, "Positive examples (one a line)", "concept_with", FEWEST_TEXTS)
-    negative = watch.texts_field(
+    positive = monitor_section.texts_field(left, "Positive examples (one a line)", "concept_with", FEWEST_TEXTS)
+    negative = monitor_section.texts_field(
         right, "Negative examples, otherwise similar (one a line)", "concept_without", FEWEST_TEXTS
     )
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -147,7 +147,7 @@ def name_of(words: str) -> str:
 
 def _find(positive: list[str], negative: list[str], name: str, most: int, words: str = "") -> None:
     """Start to find a concept. words: by which the examples were chosen."""
-    loading = jobs.loading()
+    loading = jobs.model_job()
 
     def work(job: Job) -> Concept:
         result = find_concept(loading.outcome(), positive, negative, name, max_neurons=most, on_progress=job.step)
@@ -158,7 +158,7 @@ def _find(positive: list[str], negative: list[str], name: str, most: int, words:
 
 def of_neurons(sides: Sequence[tuple[str, str]], name: str) -> None:
     """Show the concept of these neurons, each at the first of its polarities, all of the same weight."""
-    loading = jobs.loading()
+    loading = jobs.model_job()
     polarities: dict[str, str] = {}
     for neuron, polarity in sides:
         polarities.setdefault(neuron, polarity)
@@ -172,7 +172,7 @@ def of_neurons(sides: Sequence[tuple[str, str]], name: str) -> None:
 
 
 def _names() -> list[str]:
-    if not served.has_labels():
+    if not served.has_readable_store():
         return []
     with served.store() as opened:
         return list(opened.concepts.all())
@@ -296,7 +296,7 @@ def _steer(concept: Concept) -> None:
         by_vector = links.bound(st.toggle, "By its vector", "by_vector", help=VECTOR_HELP)
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
     settings = (concept, prompt, kl, suppress, by_vector)
-    job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
+    job = result_on_press("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
     if job is None or job.abandoned:
         return
     comparison, recipe = jobs.wait_for(job, stops=True)

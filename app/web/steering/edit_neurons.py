@@ -64,7 +64,7 @@ def show() -> None:
     with result_place:
         if raw:
             _live(served.model_name(), prompt, tuple(raw))
-        result = last_result("edits", settings, pressed, lambda: _generate(prompt, raw, *settings[3:]))
+        result = result_on_press("edits", settings, pressed, lambda: _generate(prompt, raw, *settings[3:]))
         if result:
             flips.both_texts(result.prompt, result.plain.text, result.steered.text)
             download(result)
@@ -101,7 +101,7 @@ def _edits() -> list[Edit]:
             with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
                 card: dict[str, Any] = {
                     "on_click": links.open_card,
-                    "args": (str(edit.neuron), _side(edit)),
+                    "args": (str(edit.neuron), edit.polarity),
                     "type": "tertiary",
                 }
                 st.button(f"**{edit.neuron}**", help="Its card", key=f"card {number}", **card)
@@ -117,10 +117,6 @@ def _edits() -> list[Edit]:
     return edits
 
 
-def _side(edit: Edit) -> str:
-    return "+" if edit.value >= 0 else "-"
-
-
 def _about(edit: Edit) -> str:
     """Return the words of an edit, as Markdown: those that the flip that it is from raises by it; else the neuron's
     label, or the tokens at which it is strongest, of the index."""
@@ -129,7 +125,7 @@ def _about(edit: Edit) -> str:
         return markdown.plain(words or "")
     with served.store(edit.neuron.site) as opened:
         neuron_card.check(opened, edit.neuron)
-        side = "+" if edit.neuron.site == "head" else _side(edit)
+        side = "+" if edit.neuron.site == "head" else edit.polarity
         label = opened.labels.shown(edit.neuron, side)
         return markdown.plain(label) if label else neuron_card.peaks(opened.examples(edit.neuron, side, 8))
 
@@ -218,7 +214,7 @@ def _controls(edits: list[Edit], number: int) -> None:
         key = f"{field} {number} {edit}"
         return {"key": key, "on_change": change, "args": (key, field)}
 
-    units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_labels() else [""])]))
+    units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_readable_store() else [""])]))
     wheres = list(dict.fromkeys([edit.where, *TOKEN_GROUPS]))
     if isinstance(edit.source, str):
         st.text_input("Its value after", edit.source, **options("source"))
@@ -233,8 +229,9 @@ def _controls(edits: list[Edit], number: int) -> None:
 # --- the result -----------------------------------------------------------------------------------------
 
 
-def last_result(section: str, settings: tuple, pressed: bool, make: Callable[[], Any]) -> Any:
-    """Return the result of `make` at the last press of a button, or None; the page says if the settings changed.
+def result_on_press(section: str, settings: tuple, pressed: bool, make: Callable[[], Any]) -> Any:
+    """Return what `make` returned at the last press of a button, None before the first; it is called at a press. Say
+    on the page if the settings have changed since.
 
     A link to the result (?run=section) presses the button once.
     """
@@ -287,7 +284,7 @@ def in_raw_units(edits: list[Edit]) -> list[Edit]:
     if not served.has_store():
         raise InputError("These edits are in units of max or std, which need an index. Write plain numbers.")
     with served.store() as opened:
-        jobs.fitting(opened)
+        jobs.model_of_index(opened)
         return [edit.in_raw_units(opened.neurons.statistic) for edit in edits]
 
 

@@ -49,7 +49,7 @@ def started(
     probable. source: a prompt after which the model says it. most: the largest number of edits. _recipe: the flip, if
     it is known.
     """
-    loading = jobs.loading()
+    loading = jobs.model_job()
 
     def work(job: Job) -> Recipe:
         job.result, model = _recipe, loading.outcome()
@@ -68,7 +68,7 @@ def resume(wanted: Wanted) -> None:
         started(*wanted, job.result)
 
 
-def watch(wanted: Wanted) -> None:
+def show_progress_or_flip(wanted: Wanted) -> None:
     """Show a flip as soon as it is found, and what is measured of it; until then the progress, or why there is none."""
     if started(*wanted).abandoned:
         resume(wanted)
@@ -124,7 +124,7 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
         if wanted and outcome.off_target_kl is None:
             st.info(markdown.message(started(*wanted).error or STOPPED))
             st.button("Measure the rest", key="flip_measure", on_click=resume, args=(wanted,))
-    pairs = [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe.neuron_edits()]
+    pairs = [(edit.neuron, edit.polarity) for edit in recipe.neuron_edits()]
     about = "The edited neurons (+ set to a positive value, - to a negative one)"
     swaps = all(edit.source is not None for edit in recipe.neuron_edits())
     tables.neuron_pills("The swapped heads" if swaps else about, pairs, "flip_neurons")
@@ -154,7 +154,7 @@ def prompt_of(recipe: Recipe) -> str | None:
     record = FlipRecord.of(recipe)
     prompt = record.prompt if record else recipe.provenance.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        return markdown.prompt_field(prompt)
+        return markdown.prompt_text(prompt)
     return prompt if isinstance(prompt, str) else None
 
 
@@ -195,7 +195,7 @@ def _edits(recipe: Recipe, record: FlipRecord) -> None:
     rows: list[dict[str, Any]] = []
     for edit in recipe.neuron_edits():
         row = neurons.get(edit.neuron)
-        rows.append({"neuron": str(edit.neuron), "sign": "+" if edit.value >= 0 else "-"})
+        rows.append({"neuron": str(edit.neuron), "sign": edit.polarity})
         if edit.source is None:
             rows[-1] |= {"value": row and row.activation, "set to": edit.value}
         rows[-1]["at"] = edit.where

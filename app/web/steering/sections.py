@@ -30,7 +30,7 @@ def _flip() -> None:
         flips.resume(request)  # only a click starts it again, not each run of the page
         links.to_url(run="flip")
     if to.strip() and links.from_url("run") == "flip":
-        flips.watch(request)
+        flips.show_progress_or_flip(request)
 
 
 SECTIONS = {

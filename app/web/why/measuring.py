@@ -96,7 +96,7 @@ def flip(request: Request, word: str) -> None:
     if st.session_state.get("flip_of") != request:  # it is wanted anew, perhaps after Stop
         flips.resume(wanted)
     st.session_state["flip_of"] = request
-    flips.watch(wanted)
+    flips.show_progress_or_flip(wanted)
 
 
 def show_details(request: Request) -> None:

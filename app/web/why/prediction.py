@@ -34,7 +34,6 @@ STYLE = Markup(
     "<style>.answer{display:flex;flex-wrap:wrap;align-items:center;gap:0 .8rem}"
     ".tokens [data-pick]:focus::after{content:none!important}</style>"
 )
-TOKENS_AND_ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 RATHER = Markup("<span>not <i>{}</i></span>")
 
 
@@ -74,7 +73,7 @@ def _explained() -> None:
         st.caption(
             "These numbers were measured before, and come with icebear; what is opened or switched is measured now."
         )
-        if jobs.loading().is_alive():
+        if jobs.model_job().is_alive():
             _loading()
     else:
         with st.container():  # one element, so that what follows keeps its place
@@ -85,7 +84,7 @@ def _explained() -> None:
 @st.fragment(run_every=1.0)
 def _loading() -> None:
     """Show how far the model is."""
-    job = jobs.loading()
+    job = jobs.model_job()
     if job.is_alive():
         st.progress(job.share, f"{markdown.plain(job.doing)} ...")
 
@@ -166,7 +165,7 @@ def _head(explanation: SavedExplanation) -> None:
         explanation.template,
         picks=exchanges.picks(explanation),
     )
-    clickable.draw(STYLE + TOKENS_AND_ANSWER.format(tokens, target, rather), "prompt_words", exchanges.pick)
+    clickable.draw(STYLE + markdown.tokens_and_answer(tokens, target, rather), "prompt_words", exchanges.pick)
 
 
 def _stages(request: Request, stages: StageRecord) -> None:
@@ -184,7 +183,7 @@ def _stages(request: Request, stages: StageRecord) -> None:
 
 def _stage_part(name: str, stages: StageRecord) -> None:
     """Show a part of what stages say, whose names open cards."""
-    clickable.draw(STAGES + _quoted(str(stage_part(name, stages, None))), name, links.open_card)
+    clickable.draw(STAGES + _unspaced(str(stage_part(name, stages, None))), name, links.open_card)
 
 
 def _command(request: Request, off: list[Neuron]) -> None:
@@ -222,8 +221,8 @@ def _effects(request: Request, explanation: SavedExplanation) -> None:
     predicted = ", ".join(f"{markdown.word(token.text)} {token.number}" for token in explanation.predictions[:3])
     st.markdown(f"Predicted: {predicted}")
     has_table = exchanges.show_table(request, explanation)
-    st.markdown(markdown.plain(_quoted(f"{explanation.tokens_sentence} {explanation.margins_sentence}")))
-    title, *nodes = map(_quoted, explanation.effects or ("",))
+    st.markdown(markdown.plain(_unspaced(f"{explanation.tokens_sentence} {explanation.margins_sentence}")))
+    title, *nodes = map(_unspaced, explanation.effects or ("",))
     st.markdown(markdown.plain(title))
     if nodes:
         rows = Markup().join(Markup("<li>{}</li>").format(linked(node, None)) for node in nodes)
@@ -232,6 +231,6 @@ def _effects(request: Request, explanation: SavedExplanation) -> None:
         st.markdown(f"**{markdown.plain(explanation.advice)}**")
 
 
-def _quoted(text: str) -> str:
+def _unspaced(text: str) -> str:
     """Return a text, or HTML, whose quoted tokens have no space at their beginning."""
     return re.sub(r"('|&#39;) (?=[^'& ]+\1)", r"\1", text).replace("\ufffd", PART)

@@ -1,4 +1,4 @@
-"""Claims about an answer: the source in its context that it hangs on."""
+"""Claims about the source in its context that an answer depends on."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _everyday() -> None:
 
 
 def _start(*settings: Any) -> None:
-    loading = jobs.loading()
+    loading = jobs.model_job()
 
     def work(job: Job) -> Monitor:
         concept, negatives, fpr, unit, detector = settings
