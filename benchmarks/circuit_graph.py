@@ -26,7 +26,7 @@ from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.circuit_records import Node, below
 from icebear.concepts.circuits.fixed_neurons import FixedNeurons, FixedPass
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.nodes import change
+from icebear.concepts.circuits.nodes import activation_difference
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed, Setting, Table
@@ -198,7 +198,7 @@ def _choices(graph: Graph, name: str) -> dict[str, dict[str, float]]:
 
 def _sources(graph: Graph) -> list[dict[str, Any]]:
     """Return the edges from nodes, with the third of the layers of the source, and how much its token differs there."""
-    here, there = graph.relevance.activation("ffn"), change(graph.relevance, "ffn")
+    here, there = graph.relevance.activation("ffn"), activation_difference(graph.relevance, "ffn")
     differs = there.norm(dim=-1) / here.norm(dim=-1).clamp(min=1e-12)  # (L, T)
     rows = []
     for column, source in enumerate(graph.nodes, len(graph.tokens)):

@@ -263,7 +263,7 @@ def test_origins_add_up():
     assert result.target == pytest.approx(plain.conservation().target, rel=1e-5)
     user = next(turn for turn in plain.prompt.turns if turn.role == "user")
     text = sum(part.positive + part.negative for part in result.parts if part.name in ("context", "question"))
-    assert text == pytest.approx(plain.tokens[user.first : user.last].sum().item(), abs=1e-3)
+    assert text == pytest.approx(plain.tokens[user.text_start : user.text_stop].sum().item(), abs=1e-3)
 
 
 def test_origins_with_biases_and_another_prompt():

@@ -103,7 +103,8 @@ def test_outputs_are_the_same_what_is_used_is_loaded_and_what_has_changed_is_imp
 def test_a_preset_is_loaded_and_explained_without_sympy_and_has_the_weights_and_buffers_of_any_folder(smol):
     from transformers import AutoModelForCausalLM
 
-    code = "from icebear import attribute, load_model\nattribute(load_model(), 'Paris', counterfactual='Rome').top(3)\n"
+    code = "from icebear import attribute, load_model\n"
+    code += "attribute(load_model(), 'Ice bears live in the', counterfactual='Camels live in the').top(3)\n"
     code += "import sys; assert 'sympy' not in sys.modules"
     start = "import sys; from icebear.postponed import Postponing; sys.meta_path.insert(0, Postponing)\n"
     subprocess.run([sys.executable, "-c", start + code], check=True)

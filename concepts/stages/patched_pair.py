@@ -31,7 +31,9 @@ from icebear.models.objective import Objective
 PART_SITES = {"attn": ("attn", "cross"), "ffn": ("ffn", "shared", "router")}
 """The two kinds of parts, and their sites. The FFN of a mixture of experts is held with the weights of its router."""
 STATES_PER_PASS = 24
-"""The largest number of states that one pass computes."""
+"""The largest number of states that one pass over all tokens computes."""
+STATES_OF_ONE_TOKEN = 96
+"""The largest number of states that one pass over the explained token computes."""
 EXTRA_TOKENS = 40
 """A pass costs about as much as this many tokens more in a larger one: it reads all weights."""
 
@@ -118,6 +120,10 @@ class PatchedPair:
         """Return the logits (N, V) at the explained token in each state."""
         return self.passes.logits(states)
 
+    def read_ahead(self, states: Sequence[State]) -> None:
+        """Read the tokens before the explained one for states of several later calls, in one pass."""
+        self.passes.read_ahead(states)
+
     def at_explained(self, site: str) -> tuple[Tensor, Tensor]:
         """Return the activations (L, W) of a site at the explained token, of the prompt and the counterfactual."""
         column = self.position - self.passes.start
@@ -151,6 +157,9 @@ class Passes:
 
     def logits(self, states: Sequence[State]) -> Tensor:
         raise NotImplementedError
+
+    def read_ahead(self, states: Sequence[State]) -> None:
+        """See `PatchedPair.read_ahead`; nothing where each pass reads all tokens."""
 
     def trace(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
         raise NotImplementedError
@@ -372,7 +381,7 @@ class CachedPasses(Passes):
             return Prefix.read(self.model, rows) if rows[0] else None
         return self.beginning.extended(torch.tensor(rows, device=self.model.device)) if rows[0] else self.beginning
 
-    def _read_before(self, states: Sequence[State]) -> None:
+    def read_ahead(self, states: Sequence[State]) -> None:
         """Compute keys and values before the explained token, of the states where they are not known, in one pass."""
         new = {key: state for state in states if (key := self._key(state)) not in self.prefixes}
         if not new:
@@ -392,14 +401,14 @@ class CachedPasses(Passes):
 
     def logits(self, states: Sequence[State]) -> Tensor:
         logits: dict[int, Tensor] = {}
-        self._read_before(states)
+        self.read_ahead(states)
         begins = self._begins(states)
         by_prefix: dict[int, list[int]] = {}
         for number in sorted(range(len(states)), key=lambda number: -begins[number][0]):
             by_prefix.setdefault(id(self.prefixes[self._key(states[number])][0]), []).append(number)
         for numbers in by_prefix.values():
-            for begin in range(0, len(numbers), STATES_PER_PASS):
-                part = numbers[begin : begin + STATES_PER_PASS]
+            for begin in range(0, len(numbers), STATES_OF_ONE_TOKEN):
+                part = numbers[begin : begin + STATES_OF_ONE_TOKEN]
                 logits |= zip(part, self._computed([states[n] for n in part], [begins[n] for n in part]), strict=True)
         return torch.stack([logits[number] for number in range(len(states))])
 
@@ -444,12 +453,17 @@ class CachedPasses(Passes):
             yield
 
     def trace(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
-        """Tokens near each other share a pass, and so do their layers unless there are many tokens to read."""
-        known = self.pair.prompt.logits
-        logits = known.new_empty(len(tokens), len(layers), len(known))
-        for part in _chunks(tokens):
-            is_short = len(part) * (self.pair.position + 1 - min(part)) <= EXTRA_TOKENS
-            for group in [layers] if is_short else [[layer] for layer in layers]:
+        """Tokens near each other share a pass, and so do their layers unless there are many tokens to read. After the
+        last layer the explained token is that of the prompt or of the counterfactual."""
+        pair, last = self.pair, self.model.layers - 1
+        logits = pair.counterfactual.logits.expand(len(tokens), len(layers), -1).clone()
+        for number, layer in enumerate(layers):
+            if layer == last and pair.position in tokens:
+                logits[tokens.index(pair.position), number] = pair.prompt.logits
+        computed = [layer for layer in layers if layer != last]
+        for part in _chunks(tokens) if computed else ():
+            is_short = len(part) * (pair.position + 1 - min(part)) <= EXTRA_TOKENS
+            for group in [computed] if is_short else [[layer] for layer in computed]:
                 traced = self._traced([(token, layer) for token in part for layer in group])
                 for token, rows in zip(part, traced.split(len(group)), strict=True):
                     logits[tokens.index(token), [layers.index(layer) for layer in group]] = rows

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean, median
@@ -121,7 +121,7 @@ class StageMeasurement:
         shown = [*self.differing, *_largest_between(relevance, self.between)]
         trace = self.measure_trace(sorted(shown)) if self.is_aligned else Trace((), (), ())
         on_progress(2, PROGRESS_STEPS)
-        chosen = self.search(relevance, on_progress)
+        chosen = self.search(relevance, on_progress, sorted(shown))
         measured = self.measure_set(chosen, sorted(shown)) if chosen.heads else SetMeasurements()
         on_progress(5, PROGRESS_STEPS)
         record = StageRecord(
@@ -144,10 +144,12 @@ class StageMeasurement:
         on_progress(PROGRESS_STEPS, PROGRESS_STEPS)
         return record
 
-    def search(self, relevance: Relevance, on_progress: OnProgress = unwatched) -> SearchedSet:
-        """Steps 1, 3 and 4: return the set, and the whole parts that it needs."""
+    def search(
+        self, relevance: Relevance, on_progress: OnProgress = unwatched, sources: Sequence[int] = ()
+    ) -> SearchedSet:
+        """Steps 1, 3 and 4: return the set, and the whole parts that it needs. sources: the tokens of step 7."""
         heads, neurons = _candidates(relevance, self.nodes)
-        needed, left_out = self.choose_whole_kinds() if self.kind == "alone" else (frozenset(), ())
+        needed, left_out = self.choose_whole_kinds(sources) if self.kind == "alone" else (frozenset(), ())
         on_progress(3, PROGRESS_STEPS)
         whole_kinds = needed - LAST_FFN
         neurons = neurons if needed >= LAST_FFN else []
@@ -186,8 +188,9 @@ class StageMeasurement:
         each = [torch.tensor([each.shares(row) for row in each.trace(positions, layers)]) for each in self.pairs]
         return Trace(tuple(positions), tuple(layers), tuple(map(tuple, torch.stack(each).mean(0).tolist())))
 
-    def choose_whole_kinds(self) -> tuple[WholeKinds, tuple[WholePartChange, ...]]:
-        """Step 3: return the whole parts, and those left out that change the share much."""
+    def choose_whole_kinds(self, sources: Sequence[int] = ()) -> tuple[WholeKinds, tuple[WholePartChange, ...]]:
+        """Step 3: return the whole parts, and those left out that change the share much. sources: the tokens of step
+        7, for which the tokens before the explained one are read in the same pass."""
         options: list[WholeKinds] = [LAST_FFN, frozenset({("attn", "differing")})]
         if self.between:
             options.append(frozenset({("attn", "between"), ("ffn", "between")}))
@@ -196,7 +199,10 @@ class StageMeasurement:
         ]
         always = frozenset({("ffn", "differing")})
         choices = [always.union(*subset) for subset in subsets]
-        shares = self.shares.of([Recomputed(choice | {("attn", "last")}) for choice in choices])
+        recomputed = [Recomputed(choice | {("attn", "last")}) for choice in choices]
+        for pair in self.pairs:
+            pair.read_ahead([*(each.state(pair) for each in recomputed), *_sources(pair, sources, {})])
+        shares = self.shares.of(recomputed)
         share_of = dict(zip(choices, shares, strict=True))
         enough = [number for number, share in enumerate(shares) if NEARLY_ALL <= share <= OVERSHOOT]
         if enough:
@@ -310,13 +316,7 @@ class StageMeasurement:
     def measure_sources(self, nodes: Sequence[Neuron], tokens: Sequence[int]) -> tuple[Source, ...]:
         """Step 7: read one token from the prompt, and all other earlier ones from the counterfactual."""
         masks = self.nodes.masks(nodes)
-        states = [
-            [
-                State(frozenset({token}), frozenset({token}), masks, frozenset({token, pair.position}))
-                for token in tokens
-            ]
-            for pair in self.pairs
-        ]
+        states = [_sources(pair, tokens, masks) for pair in self.pairs]
         shares = self.shares.of_states(states) if tokens else []
         return tuple(Source(token, share) for token, share in zip(tokens, shares, strict=True))
 
@@ -351,6 +351,12 @@ class StageMeasurement:
     def random_sets(self, nodes: Sequence[Neuron], seed: int = 0) -> list[list[Neuron]]:
         generator = torch.Generator().manual_seed(seed)
         return [self.nodes.random(nodes, generator) for _ in range(RANDOM_DRAWS)]
+
+
+def _sources(pair: PatchedPair, tokens: Sequence[int], nodes: Mapping[str, Tensor]) -> list[State]:
+    """Return the states in which one token is read from the prompt, and all other earlier ones from the
+    counterfactual."""
+    return [State(frozenset({token}), frozenset({token}), nodes, frozenset({token, pair.position})) for token in tokens]
 
 
 def _candidates(relevance: Relevance, token_nodes: ExplainedTokenNodes) -> tuple[list[Ranked], list[Ranked]]:
