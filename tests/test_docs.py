@@ -50,7 +50,7 @@ from icebear.steering.monitor import fitting
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 RESULTS = ("results.md", "replicate.md")
 """Pages that are looked up, not read."""
-FEW = {"--samples": 1, "--limit": 20, "--nodes": 10, "limit=": 20, "nodes=": 6, "steps=": 3}
+FEW = {"--samples": 1, "--limit": 20, "--more": 20, "--nodes": 10, "limit=": 20, "nodes=": 6, "steps=": 3}
 """What a block marked `long` does less of; of several methods or tasks it takes the first one."""
 
 

@@ -79,7 +79,7 @@ def fingerprint(net: nn.Module, architecture: str) -> str:
         matrix = values.flatten(1) if values.dim() > 1 else values[None]
         for rows in (matrix, matrix.T):
             chosen = sorted(random.Random(name).sample(range(len(rows)), min(16, len(rows))))
-            sizes.update(_bytes(torch.frexp(_sample(rows[chosen]).bfloat16().float().cpu()).exponent))
+            sizes.update(_bytes(torch.frexp(_sample(rows)[chosen].bfloat16().float().cpu()).exponent))
             zeros = rows[~rows[:, :16].bool().any(1)]  # only rows that begin with zeros are read to the end
             sizes.update(f" {int((~zeros.bool().any(1)).sum())}".encode())
     return f"{signs.hexdigest()[:16]}-{sizes.hexdigest()[:16]}"
