@@ -308,7 +308,7 @@ def top_sources(graph: Wiring, target: Node | AnswerNode, k: int) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """Return a signed share in whole signed_percent, without a negative zero."""
+    """Return a signed share in whole percent, without a negative zero."""
     return f"{round(100 * share):+d}%"
 
 
