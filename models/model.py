@@ -117,14 +117,13 @@ class Model(Architecture):
 
     @torch.no_grad()
     def _measured(self, rows: Sequence[list[int]], side: str) -> Tensor:
-        """Return what a plain pass computes of the first row: its residual stream, of an encoder-decoder its logits (of
-        labels the encoder's stream)."""
+        """Return what a plain pass computes of the first row: its logits (of labels, its residual stream)."""
         with self.lock, unhooked(self.net):
             if side == "right":
                 batch, positions = self.read(rows), list(range(len(rows[0])))
-                if batch.decoder and not self.labels:
-                    return self.logits(batch, positions)[0].float()
-                return self.final_stream(batch)[0, positions].float()
+                if self.labels:
+                    return self.final_stream(batch)[0, positions].float()
+                return self.logits(batch, positions)[0].float()
             inputs = self.inputs(self.padded(rows, side))
             options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
             config = GenerationConfig(**options, pad_token_id=self.padding_id_for(rows))
