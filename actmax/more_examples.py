@@ -130,7 +130,7 @@ def _corpus(store: Store) -> Corpus:
     facts = store.facts.all()
     if facts.get("from") == "neuronpedia":
         raise StoreError(
-            f"{store.path} has all sentences of its dashboards, so that there are no more; choose an index of a corpus."
+            f"The sentences of {store.path} come from dashboards, not from a corpus; choose an index of a corpus."
         )
     limit, named = facts.get("limit"), [facts[name] for name in ("language", "column", "config", "split", "revision")]
     scanned = read_corpus(facts["corpus"], limit, *named)

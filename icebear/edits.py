@@ -124,7 +124,7 @@ class Edit:
 
     @property
     def polarity(self) -> str:
-        """That of the value."""
+        """The polarity of the value; + of 0 and of a swap."""
         return "+" if self.value >= 0 else "-"
 
     @classmethod

@@ -63,8 +63,13 @@ class Model(Architecture):
     @property
     def made_with(self) -> dict[str, Any]:
         """The model and the versions of the software, as stored with every output (JSON-ready)."""
-        weights = {"fingerprint": self.fingerprint, "dtype": self.dtype_name, "weights": self.weights_note}
-        return {"model": {"name": self.name, **weights}, "versions": versions()}
+        facts = {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "dtype": self.dtype_name,
+            "weights": self.weights_note,
+        }
+        return {"model": facts, "versions": versions()}
 
     def encode(self, prompts: Sequence[PromptLike], padding_side: str = "right") -> Batch:
         """Return the prompts as a batch. Raises `InputError` for empty or too long ones."""

@@ -240,8 +240,9 @@ def _with_side_effects(
     draws: Sequence[Sequence[AnyEdit]],
     on_step: Callable[[int], None],
 ) -> Outcome:
-    kls = []
-    for number, kl in enumerate(contexts.off_target_kls([edits, *draws[:KL_DRAWS]])):
-        on_step(KL_STEPS * number)
+    kls: list[float] = []
+    on_step(0)
+    for kl in contexts.off_target_kls([edits, *draws[:KL_DRAWS]]):
         kls.append(kl)
+        on_step(KL_STEPS * len(kls))
     return replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))

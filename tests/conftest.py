@@ -3,17 +3,14 @@
 import copy
 import functools
 import gc
-import hashlib
 import io
 import multiprocessing
 import os
-import pickle
 import random
 import shutil
 import subprocess
 import sys
 import types
-from dataclasses import asdict
 from functools import cache, wraps
 from pathlib import Path
 
@@ -32,13 +29,11 @@ import icebear
 from icebear import Model, Recipe, build_index, flip, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.cache import cache_folder, ensure
-from icebear.concepts.answers import what_if
 from icebear.concepts.vocabulary import calibration
 from icebear.db import search
 from icebear.errors import DownloadError
 from icebear.models.loading import encoder, loading
 from icebear.models.loading.presets import PRESETS
-from icebear.models.text.answer import Answer
 
 LLAMA = LlamaConfig(
     vocab_size=50,
@@ -223,28 +218,6 @@ def index_small(patch):
     """`icebear index` makes that index, and encodes nothing: tests share it, and search it by words alone."""
     patch.setattr(icebear, "build_index", build_small)
     patch.setattr(encoder, "default_encoder", lambda warn: None)
-
-
-@pytest.fixture(scope="module")
-def exchanged_once(shared):
-    """The exchanges of a prompt by the default model are measured once a run, however many processes it has."""
-    exchange = what_if._what_if
-
-    def once(model, source, next_token):
-        if model.name != "smollm2-135m":
-            return exchange(model, source, next_token)
-        parts = asdict(source) if isinstance(source, Answer) else {"ids": model.ids(source), "prompt": source}
-        about = model.fingerprint, model.dtype_name, str(model.device), type(source), sorted(parts.items()), next_token
-        name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
-
-        def make(folder):
-            (folder / "exchanges.pickle").write_bytes(pickle.dumps(exchange(model, source, next_token)))
-
-        return pickle.loads((shared(f"exchanges {name}", make) / "exchanges.pickle").read_bytes())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(what_if, "_what_if", once)
-        yield
 
 
 @pytest.fixture(scope="session")

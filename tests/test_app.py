@@ -62,8 +62,6 @@ from icebear.models.parts.families import FAMILIES
 from icebear.records import Neuron
 from icebear.render import heatmap, linked
 
-pytestmark = pytest.mark.usefixtures("exchanged_once")
-
 ROOT = Path(__file__).parent.parent
 FRANCE = "The capital of France is"
 CAMEL = "The wild camel lives in the"

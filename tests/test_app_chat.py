@@ -24,8 +24,6 @@ from icebear.render import heatmap
 from icebear.steering.concept.detectors import ConceptNeuron
 from icebear.steering.monitor.watching import read_message
 
-pytestmark = pytest.mark.usefixtures("exchanged_once")
-
 FEW_NODES = {"nodes": 5, "heads": False}
 
 

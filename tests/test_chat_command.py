@@ -20,7 +20,7 @@ RUN = CliRunner()
 ANSWERS = {}
 QUESTION = "Where do ice bears live?"
 FRANCE = "What is the capital of France?"
-pytestmark = pytest.mark.usefixtures("few_contexts", "exchanged_once")
+pytestmark = pytest.mark.usefixtures("few_contexts")
 
 
 @pytest.fixture(autouse=True)

@@ -241,6 +241,10 @@ def test_a_common_beginning_is_read_once_and_adds_nothing(name, heads, monkeypat
     with Double():
         graphs.append(circuit(model, IDS, 11, 12, counterfactual=late, nodes=10, heads=heads))
     assert lengths
+    (pair,) = graphs[0].relevance.counterfactual.pairs
+    assert prefix.after_common_beginning(model, pair, 3)[1] == 3
+    monkeypatch.setattr(prefix, "COMMON", 99)
+    assert prefix.after_common_beginning(model, pair, 3) == (pair, 0)
     whole, short = graphs
     for part in ("effect", "random_effect", "estimate", "contribution"):
         assert torch.allclose(getattr(short, part), getattr(whole, part), atol=1e-9, equal_nan=True), part

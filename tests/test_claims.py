@@ -48,8 +48,6 @@ from icebear.models.text.answer import answer_of
 from icebear.steering.outcome import outcome_of
 from icebear.steering.side_effects import HeldOutContexts
 
-pytestmark = pytest.mark.usefixtures("exchanged_once")
-
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parent.parent
 PROMPT, OTHER = "the ice bear", "an old horse"

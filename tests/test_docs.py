@@ -47,8 +47,6 @@ from icebear.steering.concept import finding
 from icebear.steering.flipping import flip as flipping
 from icebear.steering.monitor import fitting
 
-pytestmark = pytest.mark.usefixtures("exchanged_once")
-
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 RESULTS = ("results.md", "replicate.md")
 """Pages that are looked up, not read."""

@@ -39,8 +39,6 @@ from icebear.explanation.explanation import Explanation, ablation_sizes
 from icebear.records import RandomControl
 from icebear.steering.random_edits import random_edit_control, random_edits
 
-pytestmark = pytest.mark.usefixtures("exchanged_once")
-
 PROMPT, OTHER = "ice bear", "big cats"
 CAMEL = "The wild camel lives in the"
 TOOLS = {

@@ -26,8 +26,6 @@ from icebear.notes import say
 from icebear.render import PART
 from icebear.steering.provenance import FlipRecord
 
-pytestmark = pytest.mark.usefixtures("exchanged_once")
-
 PROMPT, OTHER = "I live in", "I work in"
 YORK, JERSEY = " New York City", " New Jersey"
 

@@ -354,9 +354,9 @@ class SourceMeasurement:
         )
 
     def _stand_in_record(self, span: int, chosen: Sequence[int]) -> StandIn | None:
-        alone = (
-            [self.change(span, set(chosen) - {index}) for index in chosen] if self._are_interchangeable(span) else []
-        )
+        if not self._are_interchangeable(span):
+            return None
+        alone = [self.change(span, set(chosen) - {index}) for index in chosen]
         changes = tuple(change for change in alone if change is not None)
         if not changes or len(changes) < len(chosen):
             return None

@@ -388,11 +388,8 @@ class _Changeable:
         if not isinstance(source, Chat):
             return cls(model, source, ids, 0, len(ids))
         turns = [turn for turn in turns_of(model, source, model.pieces(ids)) if turn.role == "user"]
-        return (
-            cls(model, source, ids, turns[-1].text_start, turns[-1].text_stop)
-            if turns
-            else cls(model, source, ids, 0, 0)
-        )
+        start, stop = (turns[-1].text_start, turns[-1].text_stop) if turns else (0, 0)
+        return cls(model, source, ids, start, stop)
 
     @property
     def positions(self) -> set[int]:

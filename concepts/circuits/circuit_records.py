@@ -60,7 +60,7 @@ class Node(HeadOrNeuron):
 
     @property
     def polarity(self) -> str:
-        """That of the change from the counterfactual prompt."""
+        """The polarity of its activation minus that in the counterfactual prompt."""
         return "+" if self.activation >= self.counterfactual else "-"
 
 

@@ -49,7 +49,10 @@ class EdgeMeasurement:
         self.tokens = self.of_tokens.differing
         self.token_rows = [FixedPass(0), *(FixedPass(0, [token]) for token in self.tokens)]
         self.node_rows = [FixedPass(0), *map(self.of_nodes.exchanged, range(len(sources)))]
-        self.row_count = len(self.token_rows) + len(self.node_rows)
+
+    @property
+    def row_count(self) -> int:
+        return len(self.token_rows) + len(self.node_rows)
 
     def effects(self, on_rows: Callable[[int], None]) -> tuple[Tensor, Tensor]:
         """Return the effects (K + 1, T + K) of tokens and nodes on nodes and the answer, and of random sources on each

@@ -122,7 +122,8 @@ def after_common_beginning(model: Model, pair: Objective, most: int) -> tuple[Ob
     """
     ids = pair.batch.ids
     same = int((ids[0] == ids[1]).long().cumprod(0).sum())
-    return after_beginning(model, pair, min(most, same)) if min(most, same) >= COMMON else (pair, 0)
+    count = min(most, same, *pair.all_positions)
+    return after_beginning(model, pair, count) if count >= COMMON else (pair, 0)
 
 
 def after_beginning(model: Model, pair: Objective, most: int) -> tuple[Objective, int]:

@@ -203,10 +203,7 @@ class NeuronScores:
         if ranking.layers is not None:
             layers = {check_int(layer, "A layer", 0, len(scores) - 1) for layer in several(ranking.layers)}
             scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
-        largest = _largest(scores.flatten(), ranking.k)
-        # torch.unravel_index would import sympy, which takes longer than the ranking.
-        row, p = largest // scores.shape[2], largest % scores.shape[2]
-        layer, index = row // scores.shape[1], row % scores.shape[1]
+        layer, index, p = unraveled(_largest(scores.flatten(), ranking.k), scores.shape)
         column = where[layer, index, p]
         values, counterfactuals = (
             [None] * len(column) if x is None else x[layer, column, index].tolist() for x in (activation, others)
@@ -215,6 +212,15 @@ class NeuronScores:
         positions = [self._positions(site)[number] for number in column.tolist()]
         rows = zip(neurons, positions, values, chosen[layer, index, p].tolist(), counterfactuals, strict=True)
         return starmap(Ranked, rows)
+
+
+def unraveled(numbers: Tensor, shape: Sequence[int]) -> list[Tensor]:
+    """Return the indices in each dimension of entries that are numbered as in a flattened tensor."""
+    indices = []
+    for size in reversed(shape):  # torch.unravel_index would import sympy, which takes longer than a ranking
+        indices.append(numbers % size)
+        numbers = numbers // size
+    return indices[::-1]
 
 
 def _largest(scores: Tensor, k: int) -> Tensor:

@@ -200,9 +200,10 @@ class StageMeasurement:
         always = frozenset({("ffn", "differing")})
         choices = [always.union(*subset) for subset in subsets]
         recomputed = [Recomputed(choice | {("attn", "last")}) for choice in choices]
-        for pair in self.pairs:
-            pair.read_ahead([*(each.state(pair) for each in recomputed), *_sources(pair, sources, {})])
-        shares = self.shares.of(recomputed)
+        states = [[each.state(pair) for each in recomputed] for pair in self.pairs]
+        for pair, of_pair in zip(self.pairs, states, strict=True):
+            pair.read_ahead([*of_pair, *_sources(pair, sources, {})])
+        shares = self.shares.of_states(states)
         share_of = dict(zip(choices, shares, strict=True))
         enough = [number for number, share in enumerate(shares) if NEARLY_ALL <= share <= OVERSHOOT]
         if enough:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import likely_ids
+from icebear.concepts.results.ranking import unraveled
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.edits import Edit
 from icebear.errors import InputError
@@ -388,8 +388,7 @@ def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[N
     score = torch.zeros_like(scores)
     score[:, state.searched] = scores[:, state.searched].nan_to_num(0.0, 0.0, 0.0)
     best = score.flatten().topk(min(CANDIDATES, score.numel())).indices
-    axes = np.unravel_index(best.cpu().numpy(), score.shape)  # torch's imports sympy
-    neuron_steps = list(zip(*(axis.tolist() for axis in axes), strict=True))
+    neuron_steps = list(zip(*(axis.tolist() for axis in unraveled(best, score.shape)), strict=True))
     neuron_steps += [(neuron.layer, neuron.index, step) for neuron in state.prefer for step in range(score.shape[2])]
     return [
         {**edits, neuron_step: (state.now + level * (limits - state.now))[neuron_step].item()}
