@@ -76,6 +76,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gemma4_text": {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
     "granitemoeshared": {"shared_intermediate_size": 40},
+    "kimi_linear": {"linear_num_heads": 4, "linear_head_dim": 8},
     "gemma3n_text": {
         **{"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0},
         **{"activation_sparsity_pattern": [0.5, 0.0], "laurel_rank": 4},

@@ -9,7 +9,9 @@ import pytest
 sys.path.append(str(Path(__file__).parent.parent / "docs"))
 from families import AUTO_CLASSES, SHIPPED, broken, options, small_model
 
-KNOWN: dict[tuple[str, str], tuple[str, ...]] = {}
+STEEP = [("deepseek_v4", "mlp_bias"), ("qwen4_exp", "norm_topk_prob"), ("qwen4_exp_text", "norm_topk_prob")]
+"""These mix residual streams by steep functions, which make 2e-3 to 4e-3 of float32's rounding (7e-13 in float64)."""
+KNOWN = dict.fromkeys(STEEP, ("batch",))
 """(kind, option) -> the laws that do not hold, each with its reason."""
 OF_EACH_KIND = [
     *(("olmo", "clip_qkv"), ("olmoe", "clip_qkv"), ("llama", "attention_bias"), ("llama", "mlp_bias")),
