@@ -19,6 +19,7 @@ from icebear.lrp.context import elementwise_modules, identity_of
 from icebear.lrp.operation_table import RelevanceMode, constant_name, is_activation, norm
 from icebear.models.lock import replaced
 from icebear.models.model import Model
+from icebear.models.modules import modules_of
 from icebear.models.parts.linear import Linear, packed
 
 FACTORS = {"taylor": (0.5, 0.5), "constant": (0.0, 1.0)}
@@ -32,7 +33,7 @@ class ModuleHooks:
     def __init__(self, model: Model) -> None:
         """Raises `LookupError` if the model lacks a part of the form."""
         net, layers = model.net, range(model.layers)
-        modules = list(net.modules())
+        modules = modules_of(net)
         self.methods = [(part, type(part).forward) for part in modules]
         usual = model.has_family and model.task.stacks == 1 and not (model.family.experts or model.has_scan)
         usual = usual and all(
@@ -56,7 +57,7 @@ class ModuleHooks:
 
     def fits(self, net: nn.Module) -> bool:
         """Return whether these are still the modules, with the same methods, and nothing was put into them."""
-        modules = list(net.modules())
+        modules = modules_of(net)
         inside = (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in modules)
         return [(part, type(part).forward) for part in modules] == self.methods and not any(inside)
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from icebear.models.modules import modules_of
+
 PutIn = Callable[[], AbstractContextManager[Any]]
 
 
@@ -111,7 +113,7 @@ class FairLock:
 def as_written(net: nn.Module) -> Iterator[None]:
     """Inside, the network computes what its code says: in eval mode, and not by a graph that was compiled before hooks
     and rules were installed, because such a graph does not look for them."""
-    modules = list(net.modules())
+    modules = modules_of(net)
     training = [module for module in modules if module.training]
     compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext():

@@ -4,10 +4,12 @@ import pytest
 import torch
 from configurations import dense, mixtures
 from conftest import IDS, LLAMA, Double, random_model
+from torch import nn
 from transformers.models.llama import modeling_llama
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute
 from icebear.actmax.index.annotation import attribute_neurons
+from icebear.models.modules import modules_of, parameters_of
 
 CONFIGS, EXPERTS = dense(), mixtures()
 OTHER_FORMS = {
@@ -171,3 +173,14 @@ def test_relevance_of_sentences_for_neurons():
     for (tokens, sums), (others, other_sums) in zip(first, third, strict=True):
         assert torch.equal(tokens, others)
         assert other_sums.remainder == pytest.approx(sums.remainder, abs=1e-9)
+
+
+def test_a_network_is_walked_through_as_torch_does():
+    """Also one with a part that is missing, two that are shared, and one that is reached again from below."""
+    inner = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    net = nn.ModuleDict({"a": inner, "b": nn.Sequential(inner, nn.Linear(2, 2, bias=False)), "c": inner[0]})
+    net.register_module("missing", None)
+    net["b"][1].weight = inner[0].weight
+    net["b"].back = net
+    assert modules_of(net) == list(net.modules())
+    assert [*map(id, parameters_of(net))] == [*map(id, net.parameters())]

@@ -43,17 +43,18 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded)
     optional: list[Recorder] = [*([sinks] if method.positions else []), *([largest] if largest else [])]
     usual = method.rules if request.strict and not method.positions else None
-    at_modules = rules_at_modules(model, target, usual, request.checkpoint)
-    numbers, rules = forward_backward(
-        model,
-        target,
-        [inputs, stream, neurons, *optional],
-        method.rules,
-        accounting=accounting,
-        strict=request.strict,
-        checkpoint=request.checkpoint,
-        at_modules=at_modules,
-    )
+    with model.lock:
+        at_modules = rules_at_modules(model, target, usual, request.checkpoint)
+        numbers, rules = forward_backward(
+            model,
+            target,
+            [inputs, stream, neurons, *optional],
+            method.rules,
+            accounting=accounting,
+            strict=request.strict,
+            checkpoint=request.checkpoint,
+            at_modules=at_modules,
+        )
     values = inputs.relevance()
     if not all(torch.isfinite(value).all() for value in values):  # the error of this pass says where
         stream = Stream(model, batch, gradients=True)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -57,8 +58,9 @@ class NeuronRecorder(Recorder):
         self._seen.clear()
         with hooks(model, self.site_layers, self._see):
             yield
-        unseen, parts = set(self.site_layers) - self._seen, set(model.net.modules())
-        for site, layer in sorted(unseen, key=lambda each: each[1]):
+        unseen = sorted(set(self.site_layers) - self._seen, key=lambda each: each[1])
+        parts = set(model.net.modules()) if unseen else ()
+        for site, layer in unseen:
             if model.layer_modules[layer] in parts:  # the others were left out, and have neither value
                 raise not_called(model, site, layer)
 
@@ -113,15 +115,16 @@ class Values(NeuronRecorder):
         rows, dtype = len(batch.ids), self.options["dtype"]
         row_size = sum(model.layers * self.width * model.width(site) for site in self.sites) * dtype.itemsize
         self.where = planned((rows + relevance_rows) * row_size, model.device, memory_at_hand)
-        self.activation = self._zeros(rows)
-        self.relevance = self._zeros(relevance_rows) if relevance_rows else {}
+        self.activation = self._allocated(rows)
+        self.relevance = self._allocated(relevance_rows) if relevance_rows else {}
+        self._written: set[tuple[int, str, int]] = set()
         self._devices: set[torch.device] = set()
 
-    def _zeros(self, rows: int) -> dict[str, Tensor]:
+    def _allocated(self, rows: int) -> dict[str, Tensor]:
         model, dtype, is_pinned = self.model, self.options["dtype"], self.where == "pinned"
         device = model.device if self.where == "device" else torch.device("cpu")
         shapes = {site: (rows, model.layers, self.width, model.width(site)) for site in self.sites}
-        return {site: torch.zeros(x, dtype=dtype, device=device, pin_memory=is_pinned) for site, x in shapes.items()}
+        return {site: torch.empty(x, dtype=dtype, device=device, pin_memory=is_pinned) for site, x in shapes.items()}
 
     @property
     def is_far(self) -> bool:
@@ -130,16 +133,29 @@ class Values(NeuronRecorder):
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
+        self._written.clear()
         with super().reading(model):
             yield
+        for part in (self.activation, self.relevance):
+            for site, layer in product(part, range(self.model.layers)):
+                if (id(part), site, layer) not in self._written:
+                    part[site][:, layer] = 0
         if self.where == "pinned":  # copies may still be under way
             for device in {model.device, *self._devices}:  # weights do not say: offloaded ones are on none
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
-        stored = self.activation[site][:, layer, self.span(layer)]
+        stored = self._place(self.activation, site, layer)
         self._store(stored, activation.view_as(stored))
+
+    def _place(self, part: dict[str, Tensor], site: str, layer: int) -> Tensor:
+        """Return where to write the activations, or the relevance, of a layer."""
+        self._written.add((id(part), site, layer))
+        values, span = part[site][:, layer], self.span(layer)
+        if span != slice(0, self.width):
+            values.zero_()  # the tokens of the other stack
+        return values[:, span]
 
     def _store(self, stored: Tensor, values: Tensor) -> None:
         """Copy values; only to pinned memory without waiting, because `reading` waits for CUDA devices alone."""
@@ -186,7 +202,7 @@ class AllNeurons(Values):
         super().begin(site, layer, self.difference_of(site, layer, activation) if self.difference_of else activation)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
-        recorded, out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
+        recorded, out = self.activation[site][:, layer, self.span(layer)], self._place(self.relevance, site, layer)
         if self.is_far:
             self._store(out, self._copied(recorded, gradient.device) * gradient.view_as(recorded))
         else:
@@ -210,7 +226,8 @@ class PairedNeurons(Values):
         super().__init__(model, batch, sites, columns, relevance_rows=1)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
-        (prompt_x, other_x), out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
+        prompt_x, other_x = self.activation[site][:, layer, self.span(layer)]
+        out = self._place(self.relevance, site, layer)
         if self.is_far:
             prompt_x, other_x = (self._copied(x, gradient.device) for x in (prompt_x, other_x))
             self._store(out[0], (prompt_x - other_x) * gradient[0].view_as(prompt_x))

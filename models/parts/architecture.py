@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from icebear.errors import InputError, ModelError
 from icebear.models.lock import FairLock, as_written
+from icebear.models.modules import modules_of, parameters_of
 from icebear.models.parts import experts
 from icebear.models.parts.families import FAMILIES, SCANS, Family, family_of
 from icebear.models.parts.linear import Linear, fingerprint, offloaded
@@ -170,7 +171,7 @@ class Architecture:
 
     def _state(self) -> list[tuple[int, int, int]]:
         """Return what changes with the weights: the address and the version of each."""
-        return [(id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in self.net.parameters()]
+        return [(id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in parameters_of(self.net)]
 
     def check_made(self, saved: Mapping[str, Any], what: str = "The result") -> None:
         """Raise `InputError` if something was made with another model. saved: its name and fingerprint."""
@@ -269,7 +270,7 @@ class Architecture:
             input_table = self.net.get_input_embeddings()
         except (AttributeError, NotImplementedError):
             raise ModelError(f"icebear does not find the token embeddings of a {type(self.net).__name__}.") from None
-        tables = (module for module in self.net.modules() if isinstance(module, nn.Embedding))
+        tables = (module for module in modules_of(self.net) if isinstance(module, nn.Embedding))
         tied = getattr(input_table, "weight", None)
         return [input_table, *(table for table in tables if table is not input_table and table.weight is tied)]
 
