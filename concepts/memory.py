@@ -16,7 +16,7 @@ from icebear.concepts.methods.attnlrp import ATTNLRP
 from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import AllNeurons, LargestNeurons, PairedNeurons, Values
-from icebear.concepts.passes.run import Recorder, Target, forward_backward
+from icebear.concepts.passes.run import Recorder, Target, first_layers, forward_backward
 from icebear.concepts.passes.storage import memory_at_hand
 from icebear.lrp.linear_rules import Rules
 from icebear.models.batch import Batch
@@ -27,6 +27,8 @@ from icebear.models.prompt_image import PromptImage
 KEPT = 100
 """The neurons of ``keep="top"``."""
 SITES = ("ffn", "attn")
+FEW_LAYERS = (2, 4)
+"""Where layers are alike, passes through so many say what each of the others takes."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,36 @@ def memory_needs(
     needs = []
     with fake_model(name, dtype, trust_remote_code, image) as (model, read):
         storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in model.net.parameters()}
-        for what, rules, rows, recorder_of in COMPUTATIONS:
-            batch = _batch(model, tokens, rows, read)
-            with Allocated(set(storages)) as allocated:
-                recorder = recorder_of(model, batch)
-                recorders = [Inputs(), *([recorder] if recorder else [])]
-                forward_backward(model, _FirstToken(batch), recorders, rules)
-            result = sum(x.untyped_storage().nbytes() for x in _kept(recorder))
-            needs.append(Need(what, allocated.most - result, result, batch.lengths[0]))
+        for computation in COMPUTATIONS:
+            batch = _batch(model, tokens, computation[2], read)
+            counts = FEW_LAYERS if model.layers > max(FEW_LAYERS) and _are_alike(model) else (model.layers,)
+            sizes = []
+            for count in counts:
+                with first_layers(model, count), Allocated(set(storages)) as allocated:
+                    result = _explain(model, batch, computation)
+                sizes.append(allocated.most - result)
+            each_layer = (sizes[-1] - sizes[0]) // max(1, counts[-1] - counts[0])
+            in_pass = sizes[-1] + (model.layers - counts[-1]) * each_layer
+            needs.append(Need(computation[0], in_pass, result, batch.lengths[0]))
     return sum(storages.values()), needs
+
+
+def _are_alike(model: Model) -> bool:
+    """Return whether all layers have modules of the same kinds and sizes."""
+    kinds = getattr(model.config, "layer_types", None) or [""]
+    parts = [
+        [(name, type(part), [x.shape for x in part.parameters(recurse=False)]) for name, part in layer.named_modules()]
+        for layer in model.layer_modules
+    ]
+    return len(set(kinds)) == 1 and all(each == parts[0] for each in parts)
+
+
+def _explain(model: Model, batch: Batch, computation: Computation) -> int:
+    """Run a computation, and return the bytes of its result."""
+    _, rules, _, recorder_of = computation
+    recorder = recorder_of(model, batch)
+    forward_backward(model, _FirstToken(batch), [Inputs(), *([recorder] if recorder else [])], rules)
+    return sum(x.untyped_storage().nbytes() for x in _kept(recorder))
 
 
 def _batch(model: Model, tokens: int, rows: int, image: PromptImage | None) -> Batch:

@@ -1,18 +1,21 @@
 """How much memory a pass takes, without weights: against sizes of what is really there."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pictured
 import pytest
 import torch
 from configurations import PUBLISHED
+from conftest import GEMMA3, LLAMA, random_model
 from PIL import Image
 from test_cli import RUN, main, run
-from transformers import AutoModelForImageTextToText, BertConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BertConfig, Gemma3TextConfig, LlamaConfig
 
 from icebear import load_model
-from icebear.concepts.memory import COMPUTATIONS, Allocated, memory_needs
+from icebear.concepts import memory
+from icebear.concepts.memory import COMPUTATIONS, Allocated, _are_alike, memory_needs
 from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.storage import memory_at_hand
 from icebear.errors import InputError, ModelError
@@ -48,6 +51,28 @@ def test_weights_and_results_are_those_of_the_model(tiny_folder):
     assert all(more.in_pass > need.in_pass for more, need in zip(twice, needs, strict=True))
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_few_layers_say_what_all_take(tied, tmp_path, monkeypatch):
+    config = LlamaConfig(**{**LLAMA.to_dict(), "num_hidden_layers": 7, "vocab_size": 3000, "tie_word_embeddings": tied})
+    config.save_pretrained(tmp_path)
+    weights, few = memory_needs(str(tmp_path), 60, torch.float32)
+    monkeypatch.setattr(memory, "_are_alike", lambda model: False)
+    same, every = memory_needs(str(tmp_path), 60, torch.float32)
+    assert weights == same == sum(x.numel() * 4 for x in AutoModelForCausalLM.from_config(config).parameters())
+    for need, of_all in zip(few, every, strict=True):
+        assert replace(need, in_pass=0) == replace(of_all, in_pass=0)
+        assert need.in_pass == pytest.approx(of_all.in_pass, rel=0.05 if need is few[1] else 0), need.what
+
+
+def test_layers_of_two_kinds_are_not_alike():
+    kinds = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6}
+    alike, mixed = random_model(LLAMA), random_model(Gemma3TextConfig(**{**GEMMA3.to_dict(), **kinds}))
+    assert _are_alike(alike)
+    assert not _are_alike(mixed)
+    alike.layer_modules[1].mlp.up_proj = torch.nn.Linear(24, 21)
+    assert not _are_alike(alike)
+
+
 def test_half_the_bytes_a_number_take_less(tiny_folder):
     (weights, needs), (half, smaller) = (memory_needs(tiny_folder, 24, x) for x in (torch.float32, torch.bfloat16))
     assert half == weights // 2
@@ -56,14 +81,10 @@ def test_half_the_bytes_a_number_take_less(tiny_folder):
 
 @pytest.mark.parametrize(("name", "parameters"), [("Llama 3.1 8B", 8_030_261_248), ("Llama 3.1 70B", 70_553_706_496)])
 def test_the_table_of_large_models_is_computed(name, parameters, tmp_path):
-    """Layers are alike, so two short models say what the next layer takes."""
-    config, estimates = PUBLISHED[name], []
-    for layers in (2, 4):
-        LlamaConfig(**{**config.to_dict(), "num_hidden_layers": layers}).save_pretrained(tmp_path)
-        weights, needs = memory_needs(str(tmp_path), 2048, torch.bfloat16)
-        estimates.append([weights, *(size for need in needs for size in (need.in_pass, need.result))])
-    few = config.num_hidden_layers - 2
-    weights, *sizes = (two + few * (four - two) // 2 for two, four in zip(*estimates, strict=True))
+    config = PUBLISHED[name]
+    config.save_pretrained(tmp_path)
+    weights, needs = memory_needs(str(tmp_path), 2048, torch.bfloat16)
+    sizes = [size for need in needs for size in (need.in_pass, need.result)]
     assert weights == 2 * parameters
     neurons = config.num_hidden_layers * (config.intermediate_size + config.hidden_size)
     assert sizes[1] == 2 * 4 * 2048 * neurons
