@@ -212,6 +212,7 @@ def test_a_benchmark_writes_a_table_and_resumes(kind, options, tiny_folder, tmp_
     assert len(list(Path("out").rglob("results.json"))) == len(parts)
 
 
+@pytest.mark.release
 def test_circuits_are_checked_by_interventions(smol, tmp_path, monkeypatch):
     monkeypatch.setattr(ModelOptions, "load", lambda self: smol)
     monkeypatch.setattr(circuit_graph, "EDGE_COUNTS", (30, 60))

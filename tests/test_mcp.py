@@ -490,6 +490,7 @@ def test_a_crash_tells_the_agent_nothing_of_the_machine(session, monkeypatch):
 # --- as an agent has it ---------------------------------------------------------------------------------
 
 
+@pytest.mark.release
 @pytest.mark.real
 @pytest.mark.long
 def test_an_investigation_finds_the_cause_and_learns_that_a_claim_is_false(smol, few_contexts, desert, monkeypatch):

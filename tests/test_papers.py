@@ -267,8 +267,8 @@ def test_steering(smol):
 
 @pytest.fixture(scope="module")
 def removed(smol):
-    """The curves and metrics of four beginnings of summaries, by method."""
-    (part,) = faithfulness.Faithfulness("attnlrp,random,pa-lrp,pa-lrp-signed", samples=4, max_tokens=64).parts(smol)
+    """The curves and metrics of three beginnings of summaries, by method."""
+    (part,) = faithfulness.Faithfulness("attnlrp,random,pa-lrp,pa-lrp-signed", samples=3, max_tokens=40).parts(smol)
     return [part.measure(ids)["methods"] for ids in part.samples]
 
 

@@ -211,6 +211,7 @@ def test_every_number_is_a_removal_of_ones_own(family, template):
     assert again.reader == model.name
 
 
+@pytest.mark.release
 def test_every_number_of_the_default_model_is_a_removal_of_ones_own(smol):
     answer = smol.answer(Chat(TALK), max_new_tokens=10)
     result = sources(smol, answer)

@@ -409,6 +409,7 @@ def test_each_row_has_two_answers_to_compare(smol, found, chats):
             assert result.explained.token != (likeliest if row.contrast is None else row.contrast)
 
 
+@pytest.mark.release
 def test_what_if_of_a_chat_has_the_rows_of_the_command(smol, chats, few_contexts):
     frame = what_if(smol, CHATS[FRANCE])
     assert list(frame["change"]) == [row.change for row in chats[FRANCE].exchanges]
