@@ -7,16 +7,16 @@ from torch import nn
 
 def modules_of(net: nn.Module) -> list[nn.Module]:
     """Return the modules in the order of `net.modules()`."""
-    found: dict[nn.Module, None] = {}
+    modules: dict[nn.Module, None] = {}
 
     def add(module: nn.Module) -> None:
-        found[module] = None
+        modules[module] = None
         for part in module._modules.values():
-            if part is not None and part not in found:
+            if part is not None and part not in modules:
                 add(part)
 
     add(net)
-    return list(found)
+    return list(modules)
 
 
 def parameters_of(net: nn.Module) -> list[nn.Parameter]:

@@ -623,7 +623,6 @@ def test_the_next_comparisons_stand_beside_the_chosen_one(chosen, monkeypatch):
     assert fine(page).get_by_key("counterfactual").value == CAMEL
 
 
-@pytest.mark.release
 def test_a_click_on_a_word_offers_its_exchanges_and_ones_own(environment, smol, no_stages, monkeypatch):
     """Choosing one fills both prompts, with the words that the explained one comes after."""
     monkeypatch.undo()

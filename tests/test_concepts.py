@@ -37,7 +37,7 @@ from icebear.records import Neuron, RandomControl
 from icebear.steering import outcome
 from icebear.steering.concept import reading
 from icebear.steering.concept.concept import similar_concepts
-from icebear.steering.concept.finding import choose, universal
+from icebear.steering.concept.finding import choose, ranked, universal
 from icebear.steering.concept.reading import read
 from icebear.steering.concept.texts import prepared
 from icebear.steering.outcome import concept_outcome, steer_concept
@@ -160,6 +160,17 @@ def test_universal_neurons_are_left_out():
     values[:, 7] += 50
     values[:20, 9] -= 60  # in less than most texts
     assert np.flatnonzero(universal(values)).tolist() == [7]
+
+
+def test_columns_are_ranked_by_the_size_of_their_difference_without_the_excluded_ones():
+    generator = np.random.default_rng(0)
+    x, positive = generator.standard_normal((40, 9)), np.arange(40) % 3 == 0
+    excluded = np.zeros(9, bool)
+    excluded[[2, 5]] = True
+    order, weights = ranked(x, positive, excluded)
+    slow = [x[positive, n].mean() - x[~positive, n].mean() for n in range(9)]
+    assert weights == pytest.approx(slow)
+    assert order.tolist() == sorted({*range(9)} - {2, 5}, key=lambda n: -abs(slow[n]))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=20))

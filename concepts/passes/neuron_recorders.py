@@ -146,11 +146,11 @@ class Values(NeuronRecorder):
                     torch.cuda.synchronize(device)
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
-        stored = self._place(self.activation, site, layer)
+        stored = self._layer_values(self.activation, site, layer)
         self._store(stored, activation.view_as(stored))
 
-    def _place(self, part: dict[str, Tensor], site: str, layer: int) -> Tensor:
-        """Return where to write the activations, or the relevance, of a layer."""
+    def _layer_values(self, part: dict[str, Tensor], site: str, layer: int) -> Tensor:
+        """Return the activations, or the relevance, of a layer, to be written."""
         self._written.add((id(part), site, layer))
         values, span = part[site][:, layer], self.span(layer)
         if span != slice(0, self.width):
@@ -202,7 +202,7 @@ class AllNeurons(Values):
         super().begin(site, layer, self.difference_of(site, layer, activation) if self.difference_of else activation)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
-        recorded, out = self.activation[site][:, layer, self.span(layer)], self._place(self.relevance, site, layer)
+        recorded, out = self.activation[site][:, layer, self.span(layer)], self._layer_values(self.relevance, site, layer)
         if self.is_far:
             self._store(out, self._copied(recorded, gradient.device) * gradient.view_as(recorded))
         else:
@@ -227,7 +227,7 @@ class PairedNeurons(Values):
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         prompt_x, other_x = self.activation[site][:, layer, self.span(layer)]
-        out = self._place(self.relevance, site, layer)
+        out = self._layer_values(self.relevance, site, layer)
         if self.is_far:
             prompt_x, other_x = (self._copied(x, gradient.device) for x in (prompt_x, other_x))
             self._store(out[0], (prompt_x - other_x) * gradient[0].view_as(prompt_x))
