@@ -202,7 +202,10 @@ class AllNeurons(Values):
         super().begin(site, layer, self.difference_of(site, layer, activation) if self.difference_of else activation)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
-        recorded, out = self.activation[site][:, layer, self.span(layer)], self._layer_values(self.relevance, site, layer)
+        recorded, out = (
+            self.activation[site][:, layer, self.span(layer)],
+            self._layer_values(self.relevance, site, layer),
+        )
         if self.is_far:
             self._store(out, self._copied(recorded, gradient.device) * gradient.view_as(recorded))
         else:
