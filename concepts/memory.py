@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -78,9 +78,10 @@ def memory_needs(
     needs = []
     with fake_model(name, dtype, trust_remote_code, image) as (model, read):
         storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in model.net.parameters()}
+        is_short = read is None and model.layers > max(FEW_LAYERS) and _are_alike(model)
+        counts = FEW_LAYERS if is_short else (model.layers,)  # the most may be that of the tower of an image
         for computation in COMPUTATIONS:
             batch = _batch(model, tokens, computation[2], read)
-            counts = FEW_LAYERS if model.layers > max(FEW_LAYERS) and _are_alike(model) else (model.layers,)
             sizes = []
             for count in counts:
                 with first_layers(model, count), Allocated(set(storages)) as allocated:
@@ -93,13 +94,16 @@ def memory_needs(
 
 
 def _are_alike(model: Model) -> bool:
-    """Return whether all layers have modules of the same kinds and sizes."""
+    """Return whether all layers have modules of the same kinds, sizes and options."""
     kinds = getattr(model.config, "layer_types", None) or [""]
-    parts = [
-        [(name, type(part), [x.shape for x in part.parameters(recurse=False)]) for name, part in layer.named_modules()]
-        for layer in model.layer_modules
-    ]
-    return len(set(kinds)) == 1 and all(each == parts[0] for each in parts)
+    layers = [[(name, *_form(part)) for name, part in layer.named_modules()] for layer in model.layer_modules]
+    return len(set(kinds)) == 1 and all(layer == layers[0] for layer in layers)
+
+
+def _form(module: nn.Module) -> tuple[Any, ...]:
+    """Return what layers may differ in, such as SmolLM3's `use_rope`."""
+    options = {name: x for name, x in vars(module).items() if isinstance(x, int | float | str) and name != "layer_idx"}
+    return type(module), options, [x.shape for x in module.parameters(recurse=False)]
 
 
 def _explain(model: Model, batch: Batch, computation: Computation) -> int:

@@ -1,4 +1,4 @@
-"""The modules and parameters of a network without their names, which take torch three times as long to make."""
+"""The modules and parameters of a network, without names: torch makes names too, which takes three times as long."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parent.parent / "docs"))
 from families import AUTO_CLASSES, SHIPPED, broken, options, small_model
 
 STEEP = [("deepseek_v4", "mlp_bias"), ("qwen4_exp", "norm_topk_prob"), ("qwen4_exp_text", "norm_topk_prob")]
-"""These mix residual streams by steep functions, which make 2e-3 to 4e-3 of float32's rounding (7e-13 in float64)."""
+"""These mix residual streams by steep functions, which amplify rounding (2e-3 to 4e-3 in float32, 7e-13 in float64)."""
 KNOWN = dict.fromkeys(STEEP, ("batch",))
 """(kind, option) -> the laws that do not hold, each with its reason."""
 OF_EACH_KIND = [

@@ -11,7 +11,14 @@ from configurations import PUBLISHED
 from conftest import GEMMA3, LLAMA, random_model
 from PIL import Image
 from test_cli import RUN, main, run
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BertConfig, Gemma3TextConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    BertConfig,
+    Gemma3TextConfig,
+    LlamaConfig,
+    SmolLM3Config,
+)
 
 from icebear import load_model
 from icebear.concepts import memory
@@ -59,12 +66,14 @@ def test_few_layers_say_what_all_take(tied, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "_are_alike", lambda model: False)
     same, every = memory_needs(str(tmp_path), 60, torch.float32)
     assert weights == same == sum(x.numel() * 4 for x in AutoModelForCausalLM.from_config(config).parameters())
-    for need, of_all in zip(few, every, strict=True):
+    for need, of_all in zip(few, every, strict=True):  # of the largest neurons, the most is at another time in 7 layers
         assert replace(need, in_pass=0) == replace(of_all, in_pass=0)
         assert need.in_pass == pytest.approx(of_all.in_pass, rel=0.05 if need is few[1] else 0), need.what
 
 
 def test_layers_of_two_kinds_are_not_alike():
+    turned = SmolLM3Config(**{**LLAMA.to_dict(), "model_type": "smollm3", "no_rope_layers": [1, 1, 0]})
+    assert not _are_alike(random_model(turned))
     kinds = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6}
     alike, mixed = random_model(LLAMA), random_model(Gemma3TextConfig(**{**GEMMA3.to_dict(), **kinds}))
     assert _are_alike(alike)

@@ -1,6 +1,7 @@
 """Code that takes the weights of a module without calling it, as fused kernels do, is never read or edited silently."""
 
 from copy import deepcopy
+from itertools import product
 from types import MethodType
 
 import pytest
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from conftest import IDS, LLAMA, random_model
 from letters import Letters
+from test_tasks import make
 from test_ways_of_generating import monitor_of
 from transformers import CONFIG_MAPPING, BloomConfig, OpenAIGPTConfig
 
@@ -127,10 +129,35 @@ def test_a_module_that_is_called_for_some_tokens_at_a_time_is_refused():
     assert attribute(model, IDS, 7, sites=("attn",)).tokens.isfinite().all()
 
 
-def test_a_pass_over_the_first_layers_has_no_value_above(llama):
+@pytest.fixture
+def unwritten(monkeypatch):
+    """New memory holds NaN."""
+    empty = torch.empty
+
+    def filled(*size, **options):
+        x = empty(*size, **options)
+        return x.fill_(torch.nan) if x.is_floating_point() else x
+
+    monkeypatch.setattr(torch, "empty", filled)
+
+
+@pytest.mark.parametrize("counterfactual", [None, [*IDS[:3], 40, *IDS[4:]]])
+def test_the_tokens_of_the_other_stack_have_no_values(unwritten, counterfactual):
+    model = make("t5", dtype=torch.float32)
+    sites = ("ffn", "attn", "cross")
+    result = attribute(model, IDS, 7, 9, counterfactual=counterfactual, sites=sites)
+    for site, layer in product(sites, range(model.layers)):
+        neurons = result.neurons
+        recorded = [neurons.relevance, neurons.activation, *([neurons.counterfactual] if counterfactual else [])]
+        assert neurons.activation[site][layer].ne(0).any() == (site != "cross" or model.stack_of(layer) == 1)
+        for values in (x[site][layer] for x in recorded):
+            assert values.isfinite().all()
+            other = values[: len(IDS)] if model.stack_of(layer) else values[len(IDS) :]
+            assert other.eq(0).all()
+
+
+def test_a_pass_over_the_first_layers_has_no_value_above(llama, unwritten):
     """Nothing is read from memory that was not written."""
-    junk = [torch.full((1, 3, len(IDS), 20), 7.0) for _ in range(50)]
-    del junk
     batch = llama.read([IDS])
     values, every = Values(llama, batch, ("ffn",)), AllNeurons(llama, batch, ("ffn",))
     forward(llama, Activations(batch, [(Neuron(1, "ffn", 3), 2)]), [values])

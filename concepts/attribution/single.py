@@ -43,7 +43,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded)
     optional: list[Recorder] = [*([sinks] if method.positions else []), *([largest] if largest else [])]
     usual = method.rules if request.strict and not method.positions else None
-    with model.lock:
+    with model.lock:  # to take it, all modules are looked at: once for both
         at_modules = rules_at_modules(model, target, usual, request.checkpoint)
         numbers, rules = forward_backward(
             model,

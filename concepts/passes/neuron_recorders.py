@@ -99,7 +99,7 @@ class NeuronRecorder(Recorder):
 
 
 class Values(NeuronRecorder):
-    """Record the activations (B, L, P, N) of each site, where `planned` says."""
+    """Record the activations (B, L, P, N) of each site, where `planned` says. They are there after `reading`."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Values(NeuronRecorder):
             yield
         for part in (self.activation, self.relevance):
             for site, layer in product(part, range(self.model.layers)):
-                if (id(part), site, layer) not in self._written:
+                if (id(part), site, layer) not in self._written:  # of a layer that did not run, or has no gradient
                     part[site][:, layer] = 0
         if self.where == "pinned":  # copies may still be under way
             for device in {model.device, *self._devices}:  # weights do not say: offloaded ones are on none

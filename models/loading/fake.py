@@ -51,7 +51,7 @@ def fake_model(
     mode = RealIntegers(shapes) if has_images else shapes
     with mode, no_init_weights():  # SigLIP draws weights until all are in range
         net = auto.from_config(config, dtype=dtype, attn_implementation="sdpa")
-        net.tie_weights()  # which is a part of what is not initialized
+        net.tie_weights()  # `init_weights`, which is left out, does it
     processor = image_processor(source, options) if image is not None and not hasattr(image, "ndim") else None
     model = Model(net.eval().requires_grad_(False), None, name, processor)
     read = None if image is None else image_of(model, image)
