@@ -78,8 +78,9 @@ def memory_needs(
     needs = []
     with fake_model(name, dtype, trust_remote_code, image) as (model, read):
         storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in model.net.parameters()}
+        # With an image, its tower may take the most, whatever the number of layers.
         is_short = read is None and model.layers > max(FEW_LAYERS) and _are_alike(model)
-        counts = FEW_LAYERS if is_short else (model.layers,)  # the most may be that of the tower of an image
+        counts = FEW_LAYERS if is_short else (model.layers,)
         for computation in COMPUTATIONS:
             batch = _batch(model, tokens, computation[2], read)
             sizes = []
