@@ -95,8 +95,8 @@ def measured_heads(model: Model) -> dict[str, dict[str, dict[str, object]]]:
     """
     if model.task.stacks != 1 or not model.task.reads_text or model.context_length <= 2 * PERIOD:
         return {}
-    rows = sorted(token_rows(model)[:TEXTS], key=len)
-    parts = [[rows[number] for number in part] for part in model.batches(list(map(len, rows)), PASS_ROWS)]
+    rows = token_rows(model)[:TEXTS]
+    parts = [[rows[number] for number in part] for part in model.batches_by_length(rows, PASS_ROWS)]
     texts = ((part, _stacked(model, part)) for part in parts)
     repeated, plain = (_stacked(model, ids) for ids in random_sequences(model))
     if not len(repeated):

@@ -154,16 +154,16 @@ def _activations(
     """Yield the activations (T,) of a neuron at the tokens that count, and the sentence with its tokens."""
     ids = [model.token_ids(sentence.text, max_tokens) for sentence in sentences]
     lengths = [counted_length(row, model.special_ids()) for row in ids]
-    order = sorted((index for index, length in enumerate(lengths) if length > 1), key=lambda index: len(ids[index]))
+    counted = [index for index, length in enumerate(lengths) if length > 1]
     site, of_neuron, done = neuron_site(neuron.site), _reading(model, neuron), 0
-    for batch in model.batches([len(ids[index]) for index in order], TEXTS_PER_PASS):
-        numbers, seen = [order[number] for number in batch], []
+    for batch in model.batches_by_length([ids[index] for index in counted], TEXTS_PER_PASS):
+        numbers, seen = [counted[number] for number in batch], []
         with model.lock, hooks(model, [(site, neuron.layer)], lambda site, layer, x: seen.append(of_neuron(x))):  # noqa: B023
             model.final_stream(model.read([ids[index] for index in numbers]))
         for row, index in enumerate(numbers):
             yield seen[0][row, : lengths[index]], replace(sentences[index], tokens=tuple(model.pieces(ids[index])))
         done += len(numbers)
-        on_progress(done, len(order))
+        on_progress(done, len(counted))
 
 
 def _reading(model: Model, neuron: Neuron) -> Callable[[Any], Tensor]:

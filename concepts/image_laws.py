@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.deviation import deviation
 from icebear.concepts.passes.inputs import input_hooks
 from icebear.concepts.passes.prompt import image_positions
 from icebear.concepts.results.result import Relevance
@@ -84,7 +85,7 @@ def _from_gradient(model: Model, prompt: Prompt) -> float:
     )
     expected = embeddings[0].sum(-1)
     expected[list(result.prompt.image_positions)] += prompt.image.token_sums(pixels)
-    return _off(result.tokens, expected)
+    return deviation(result.tokens, expected)
 
 
 def _from_alone(model: Model, prompts: Sequence[Prompt]) -> float:
@@ -93,7 +94,7 @@ def _from_alone(model: Model, prompts: Sequence[Prompt]) -> float:
     alone = [attribute(model, prompt, **options) for prompt in prompts]
     targets = [row.target.id if row.target else None for row in alone]
     together = attribute(model, list(prompts), targets, **options)
-    return max(_off(batched.tokens, row.tokens) for batched, row in zip(together, alone, strict=True))
+    return max(deviation(batched.tokens, row.tokens) for batched, row in zip(together, alone, strict=True))
 
 
 def misplaced(model: Model, prompt: Prompt) -> list[int]:
@@ -142,8 +143,3 @@ def without_vision_attention(model: Model) -> Iterator[None]:
             if type(module).__name__.endswith("Attention") and id(module) not in of_text:
                 undo.callback(module.register_forward_hook(silent).remove)
         yield
-
-
-def _off(left: Tensor, right: Tensor) -> float:
-    """Return the largest deviation, as a share of the largest right value."""
-    return ((left - right).abs().max() / right.abs().max().clamp(min=1e-30)).item()

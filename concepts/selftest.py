@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.batch_law import ROUNDING, beginning, remedied
+from icebear.concepts.deviation import deviation
 from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Conservation, Logits, forward_backward
@@ -152,12 +153,12 @@ def _from_alone(model: Model, rows: list[PromptLike], options: dict[str, Any]) -
     options = {**options, "method": CP_LRP, "sites": (), "number": "logit"}
     alone = [attribute(model, row, **options) for row in rows]
     together = attribute(model, rows, [row.target.id if row.target else None for row in alone], **options)
-    return [_off(batched.tokens, other.tokens) for batched, other in zip(together, alone, strict=True)]
+    return [deviation(batched.tokens, other.tokens) for batched, other in zip(together, alone, strict=True)]
 
 
 def _recorded(model: Model, prompt: PromptLike, options: dict[str, Any]) -> Found:
     result = attribute(model, prompt, method=CP_LRP, sites=model.sites if model.has_family else (), **options)
-    return {"activations": _off_plain(model, result)}
+    return {"activations": _deviation_from_plain(model, result)}
 
 
 def _compared(model: Model, prompt: PromptLike, other: PromptLike, options: dict[str, Any]) -> Found:
@@ -166,7 +167,10 @@ def _compared(model: Model, prompt: PromptLike, other: PromptLike, options: dict
     result = attribute(model, prompt, *best, counterfactual=other, sites=sites, position=options["position"])
     sums = result.conservation()
     largest = max(abs(sums.target), result.tokens.abs().max().item(), 1e-12)
-    return {"counterfactual": abs(sums.remainder) / largest, "compared activations": _off_plain(model, result)}
+    return {
+        "counterfactual": abs(sums.remainder) / largest,
+        "compared activations": _deviation_from_plain(model, result),
+    }
 
 
 def _silenced(model: Model, prompt: PromptLike, options: dict[str, Any]) -> Found:
@@ -217,11 +221,11 @@ def _special(model: Model) -> set[int | None]:
     return {*model.special_ids(), *ends, getattr(model.tokenizer, "mask_token_id", None)}
 
 
-def _off_plain(model: Model, result: Relevance) -> float:
+def _deviation_from_plain(model: Model, result: Relevance) -> float:
     """Return the largest deviation of recorded activations from those of a plain pass."""
     batch, deviations = result.explained().batch, []
     for (site, layer), x in plain_activations(model, batch).items():
-        deviations.append(_off(result.activation(site)[layer, batch.span_of(model.stack_of(layer))], x))
+        deviations.append(deviation(result.activation(site)[layer, batch.span_of(model.stack_of(layer))], x))
     return max(deviations, default=0.0)
 
 
@@ -249,12 +253,6 @@ def _keep(
     """Keep the output of a module, or its input, which a hook before it sees."""
     x = args[0] if output is None else output
     seen[key] = (x if columns is None else x[..., columns]).flatten(0, -2).clone()  # models may change it in place
-
-
-def _off(left: Tensor, right: Tensor) -> float:
-    """Return the largest deviation, as a share of the largest right value."""
-    left, right = left.float().cpu(), right.float().cpu()
-    return ((left - right).abs().max() / right.abs().max().clamp(min=1e-12)).item()
 
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from icebear.concepts.deviation import deviation
 from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP
 from icebear.concepts.similarity import explained_rows
 from icebear.models.text.images import pair
@@ -57,7 +58,7 @@ def _from_gradient(net: Any, ids: Tensor, pixels: Tensor) -> float:
     finally:
         hook.remove()
     expected = (vectors * of_vectors).sum(-1), image * of_image
-    return max(_off(left, right.detach()) for left, right in zip(ours, expected, strict=True))
+    return max(deviation(left, right) for left, right in zip(ours, expected, strict=True))
 
 
 def _from_alone(net: Any, ids: Tensor, pixels: Tensor, method: Any) -> float:
@@ -66,7 +67,7 @@ def _from_alone(net: Any, ids: Tensor, pixels: Tensor, method: Any) -> float:
     deviations = [0.0]
     for row in range(len(ids)):
         _, alone, _ = explained_rows(net, ids[row : row + 1], pixels[row : row + 1], method)
-        deviations += [_off(x[row], y[0]) for x, y in zip(together, alone, strict=True)]
+        deviations += [deviation(x[row], y[0]) for x, y in zip(together, alone, strict=True)]
     return max(deviations)
 
 
@@ -82,8 +83,3 @@ def misplaced(net: Any, pixels: Tensor) -> list[tuple[int, int]]:
         if moved != [[row, column]]:
             wrong.append((row, column))
     return wrong
-
-
-def _off(left: Tensor, right: Tensor) -> float:
-    """Return the largest deviation, as a share of the largest right value."""
-    return ((left - right).abs().max() / right.abs().max().clamp(min=1e-30)).item()

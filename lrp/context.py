@@ -24,6 +24,7 @@ from icebear.lrp.linear_rules import Epsilon, LinearRule, Rules
 from icebear.lrp.model_pairs import PairedWeights, TwoModels
 from icebear.lrp.operation_table import TABLE, RelevanceMode, is_activation
 from icebear.models.lock import replaced
+from icebear.models.modules import modules_of
 from icebear.models.parts.architecture import attention_maps
 from icebear.models.parts.families import SCANS, family_of
 from icebear.models.parts.linear import Linear, packed
@@ -51,7 +52,7 @@ def elementwise_modules(net: nn.Module, norms: bool = True) -> list[nn.Module]:
     family = family_of(net)
     activations = family.activations if family else ()
     chosen = []
-    for module in net.modules():
+    for module in modules_of(net):
         alone = norms and not list(module.children())  # a norm with a gate inside is more than a norm
         kind = type(module)
         if kind.__name__ in activations or _is_elementwise(kind, alone):  # type: ignore[arg-type]  # classes have a hash
@@ -91,7 +92,7 @@ def relevance_rules(
         def replace(module: nn.Module, function: Callable, *bound: Any) -> None:
             undo.enter_context(replaced(module, "forward", functools.partial(function, mode, *bound, module.forward)))
 
-        for module in net.modules():
+        for module in modules_of(net):
             for parameter in module._parameters.values():
                 if parameter is not None and parameter.requires_grad:
                     undo.callback(parameter.requires_grad_, True)
@@ -119,7 +120,7 @@ def _with_mode(mode: RelevanceMode, forward: Callable, *args: Any, **kwargs: Any
 
 def _at_modules(net: nn.Module, method: Rules) -> Iterator[tuple[Any, ...]]:
     """Yield each module whose forward method is replaced, with the function that replaces it and what this needs."""
-    for module in net.modules():
+    for module in modules_of(net):
         if SCANS.search(type(module).__name__) and not method.paired:
             yield module, _scan, module
         if packed(module):

@@ -99,6 +99,12 @@ class Model(Architecture):
             rows = list(group)
             yield from (rows[start : start + size] for start in range(0, len(rows), size))
 
+    def batches_by_length(self, rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+        """Return the numbers of rows of token ids in `batches`, the shortest first, so that few tokens are padding."""
+        order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+        parts = self.batches([len(rows[number]) for number in order], size)
+        return [[order[at] for at in part] for part in parts]
+
     def padding_changes_results(self, side: str) -> bool:
         """Return whether padding changes what is computed of a row (some models do not mask it), measured once."""
         if side not in self._padding_changes:

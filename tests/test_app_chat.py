@@ -158,7 +158,7 @@ def test_a_conversation_without_an_answer_waits_for_a_click(environment):
     ],
 )
 def test_broken_links(environment, chat, reason):
-    page = visit("chat", chat=chat, turn="1", span="0-1")
+    page = visit("chat", chat=chat, turn="1", span="0-1", length="2")
     assert not page.exception
     assert reason in page.error[0].value.replace("\\", "")
     page.chat_input[0].set_value("Hi").run()
@@ -365,7 +365,7 @@ def test_a_foreign_monitor_is_refused_in_a_sentence(chatty, change, reason):
     assert list(fine(page).session_state["monitors"]) == ["loud"]
 
 
-TOLD = "Anna lives in Oslo. Peter has two dogs. Snow fell. Julia sings. Tom lives in Rome. Where does Anna live?"
+TOLD = "Anna lives in Oslo. Snow fell. Tom lives in Rome. Where does Anna live?"
 
 
 def test_a_sentence_lights_its_sources_and_a_source_its_sentences(environment, smol):

@@ -296,7 +296,7 @@ def test_the_published_schema_is_that_of_the_records():
 
 def test_the_source_of_an_answer_holds_and_breaks(smol, tmp_path):
     """It breaks for an answer that hangs on another sentence, and cannot be measured for a text that is not there."""
-    text = "Snow fell. Anna lives in Oslo. Eve sings. Tom has a dog. It is late. Where does Anna live?"
+    text = "Snow fell. Anna lives in Oslo. Eve sings. It is late. Where does Anna live?"
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Anna lives in Oslo."}]
     answer = answer_of(smol, Chat(messages), 1)
     measured = sources(smol, answer)
@@ -318,14 +318,15 @@ def test_the_source_of_an_answer_holds_and_breaks(smol, tmp_path):
 
 def test_a_claim_is_about_one_of_two_equal_sentences(smol):
     """Of the context, and of the answer."""
-    text = "Anna lives in Oslo. Snow fell. Eve sings. Anna lives in Oslo. Tom ran. It is late. Where does Anna live?"
+    text = "Anna lives in Oslo. Eve sings. Anna lives in Oslo. It is late. Where does Anna live?"
     answer = "Anna lives in Oslo. She sings. Anna lives in Oslo."
     chat = Chat([{"role": "user", "content": text}, {"role": "assistant", "content": answer}])
     effect = effect_of_source(smol, chat, 0, text.rindex("Anna lives in"))
     positions = (text.rindex("Anna lives in"), answer.rindex("Anna"))
     measured = SourceClaim(chat.messages[:1], answer, "Anna lives in Oslo.", "Anna lives in Oslo.", 0, *positions)
-    assert measured.measured(smol).value == pytest.approx(-effect.sentences[2].change, abs=1e-3)
-    assert measured.measured(smol).value != pytest.approx(-effect.sentences[0].change, abs=1e-2)
+    value = measured.measured(smol).value
+    assert value == pytest.approx(-effect.sentences[2].change, abs=1e-3)
+    assert value != pytest.approx(-effect.sentences[0].change, abs=1e-2)
 
 
 LINE = "{what: {kind: answer, prompt: a, answer: b}, threshold: 1, control_below: 1}"

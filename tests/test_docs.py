@@ -48,7 +48,7 @@ from icebear.steering.flipping import flip as flipping
 from icebear.steering.monitor import fitting
 
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
-OF_A_RELEASE = "answers claims compare concepts files monitors scale stages".split()
+OF_A_RELEASE = "answers circuits claims coming-from compare concepts files models monitors neuron scale stages".split()
 """Pages whose blocks only `make dist` runs; what they show has tests of its own."""
 RESULTS = ("results.md", "replicate.md")
 """Pages that are looked up, not read."""

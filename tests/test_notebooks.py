@@ -80,12 +80,9 @@ def pages(shared, smol, scanned, tmp_path_factory):
     return of
 
 
+@pytest.mark.release
 @pytest.mark.real
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[pytest.mark.release] * (path.stem != "why"), id=path.stem) for path in NOTEBOOKS],
-)
+@by_name
 def test_a_notebook_runs_and_its_page_is_written(path, pages):
     """The page is what `make docs` includes."""
     path.with_suffix(".md").write_text(pages(path).read_text())

@@ -4,12 +4,14 @@ import json
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 import torch
 
+from icebear import postponed
 from icebear.models.loading.presets import PRESETS
-from icebear.postponed import NAMES
+from icebear.postponed import NAMES, Postponing
 
 PLAIN = "Paris is A"
 LINES = f"""
@@ -80,7 +82,7 @@ def with_model(lines, model):
     return [[*shlex.split(line), "--model", model] for line in lines.strip().splitlines()]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_outputs_are_the_same_what_is_used_is_loaded_and_what_has_changed_is_imported_at_once(
     tiny_folder, tmp_path, monkeypatch
 ):
@@ -99,13 +101,27 @@ def test_outputs_are_the_same_what_is_used_is_loaded_and_what_has_changed_is_imp
     assert "for lack of is_renamed" in errors
 
 
+def is_postponed(name):
+    package = name.rpartition(".")[0]
+    path = import_module(package).__path__ if package else None
+    return hasattr(Postponing.find_spec(name, path).loader, "plain")
+
+
+def test_another_version_is_imported_at_once(monkeypatch):
+    assert all(map(is_postponed, NAMES))
+    monkeypatch.setattr(postponed, "VERSIONS", dict.fromkeys(postponed.VERSIONS, "0."))
+    assert not any(map(is_postponed, NAMES))
+
+
 @pytest.mark.real
 def test_a_preset_is_loaded_and_explained_without_sympy_and_has_the_weights_and_buffers_of_any_folder(smol):
     from transformers import AutoModelForCausalLM
 
     code = "from icebear import attribute, load_model\n"
     code += "attribute(load_model(), 'Ice bears live in the', counterfactual='Camels live in the').top(3)\n"
-    code += "import sys; assert 'sympy' not in sys.modules"
+    code += f"loaded = {{'sympy', *{UNUSED.split()}}} & sys.modules.keys(); assert not loaded, loaded\n"
+    code += "from transformers.loss.loss_for_object_detection import linear_sum_assignment\n"
+    code += "assert linear_sum_assignment([[1, 0], [0, 1]])[1].tolist() == [1, 0]"
     start = "import sys; from icebear.postponed import Postponing; sys.meta_path.insert(0, Postponing)\n"
     subprocess.run([sys.executable, "-c", start + code], check=True)
     net = AutoModelForCausalLM.from_pretrained(PRESETS["smollm2-135m"].folder, dtype=smol.dtype).to(smol.device)

@@ -566,14 +566,14 @@ def test_two_hundred_calls_at_once_are_answered_or_refused(address):
         "tokenize": {"text": PROMPT},
         "activation/single": {**SINGLE, "source": "nonsense"},
     }
-    with ThreadPoolExecutor(200) as pool:
+    limits = httpx.Limits(max_connections=200)
+    with ThreadPoolExecutor(200) as pool, httpx.Client(timeout=120, trust_env=False, limits=limits) as asked:
         together = threading.Barrier(200)
 
         def call(number):
             path = list(bodies)[number % len(bodies)]
             together.wait(60)
-            with httpx.Client(timeout=120, trust_env=False) as asked:
-                response = asked.post(f"{address}/v1/{path}", json={"model": "letters", **bodies[path]})
+            response = asked.post(f"{address}/v1/{path}", json={"model": "letters", **bodies[path]})
             return path, response.status_code, response.text
 
         results = list(pool.map(call, range(200)))

@@ -387,7 +387,10 @@ def test_a_claim_of_a_swap_is_measured_again(smol, france, tmp_path):
     assert measured.control < measured.value
     write_claims(tmp_path / "c.yaml", [Claim.of(smol, claim)])
     assert check(smol, tmp_path / "c.yaml").passed
-    assert max(SwapClaim(**about, head=row.neuron).measured(smol).value for row in france.random_swaps) < measured.value
+    assert (
+        max(SwapClaim(**about, head=row.neuron).measured(smol).value for row in france.random_swaps[:3])
+        < measured.value
+    )
     with pytest.raises(InputError):
         SwapClaim(**{**about, "counterfactual": None}, head=claim.head).measured(smol)
 

@@ -103,7 +103,7 @@ def test_a_change_is_that_of_a_fresh_pass(smol, found):
         ids, after = smol.token_ids(prompt), list(result.explained.after)
         before = slow_odds(smol, [*ids, *after], result.explained.token)
         assert "".join(smol.pieces(after)) == result.explained_after
-        for row in result.exchanges[::4]:
+        for row in result.exchanges[::7]:
             start, end = row.position, row.position + row.length
             assert len(row.tokens) == row.length
             assert "".join(smol.pieces(ids[start:end])).strip() == row.word
@@ -302,7 +302,6 @@ def test_a_model_without_words_has_no_exchanges(tiny_folder, few_contexts):
 # --- chats ---
 
 FRANCE = "What is the capital of France?"
-PLANET = "What is the largest planet in the solar system?"
 
 
 def chat_of(*contents):
@@ -312,7 +311,6 @@ def chat_of(*contents):
 
 CHATS = {
     FRANCE: chat_of(FRANCE),
-    PLANET: chat_of(PLANET),
     "system": Chat([{"role": "system", "content": "Answer about Rome."}, *chat_of(FRANCE).messages], {"a": "b c"}),
     "second": chat_of("Where do bears live?", "In forests.", "Where do camels live?"),
 }
@@ -386,7 +384,7 @@ def test_the_command_of_a_chat_compares_what_was_measured(smol, chats):
             if name == "second":
                 assert options["--messages"] == "FILE"
             else:
-                assert options["--chat"] == FRANCE or name == PLANET
+                assert options["--chat"] == FRANCE
             start = len(result.explained.after)
             assert result.answer.token_range(read_span(options["--span"])) == (start, start + 1)
             assert options["--counterfactual"] == row.text
@@ -402,7 +400,7 @@ def test_the_command_of_a_chat_compares_what_was_measured(smol, chats):
 
 def test_each_row_has_two_answers_to_compare(smol, found, chats):
     for result in (*found.values(), *chats.values()):
-        for row in result.exchanges[::2]:
+        for row in result.exchanges[::6]:
             ids = smol.ids(result.chat or result.prompt)
             changed = [*ids[: row.position], *row.tokens, *ids[row.position + row.length :], *result.explained.after]
             likeliest = int(smol.next_logits(changed).argmax())
@@ -422,6 +420,7 @@ def test_what_if_of_a_chat_has_the_rows_of_the_command(smol, chats, few_contexts
     assert "stages" in json.loads(run(*words, "--json"))
 
 
+@pytest.mark.release
 def test_a_comparison_of_a_chat_is_chosen_as_of_a_text(smol, few_contexts):
     question = "Translate to French: The dog is red."
     chosen = exchange_words(smol, chat_of(question)).comparisons[0]
@@ -480,7 +479,12 @@ def test_a_long_chat_is_explained_without_exchanges(smol, monkeypatch, few_conte
 
 @pytest.mark.parametrize(
     ("text", "right"),
-    [(PLANET, True), (FRANCE, True), ("The capital of France is", False), ("Where do ice bears live?", False)],
+    [
+        ("What is the largest planet in the solar system?", True),
+        (FRANCE, True),
+        ("The capital of France is", False),
+        ("Where do ice bears live?", False),
+    ],
 )
 def test_a_text_that_goes_on_with_a_token_of_the_template_is_a_message(smol, text, right):
     assert is_message(smol, text) is right
@@ -490,31 +494,30 @@ def test_a_text_that_goes_on_with_a_token_of_the_template_is_a_message(smol, tex
 
 def test_a_base_model_has_no_messages(smol, monkeypatch):
     monkeypatch.setattr(smol.tokenizer, "chat_template", None)
-    assert not is_message(smol, PLANET)
-    assert exchange_words_if_short(smol, PLANET).prompt == PLANET
+    assert not is_message(smol, FRANCE)
+    assert exchange_words_if_short(smol, FRANCE).prompt == FRANCE
 
 
 def test_a_bare_question_is_asked_as_a_chat_and_says_so(smol, few_contexts):
-    run("explain", PLANET, "--json")  # the first pass of a kind proves its rules, which the document says
-    document = json.loads(run("explain", PLANET, "--json"))
+    screen = run("explain", FRANCE)  # the first pass of a kind proves its rules, which the document says
+    document = json.loads(run("explain", FRANCE, "--json"))
     command = shlex.split(document.pop("chat_command"))
-    assert command == ["icebear", "explain", "--chat", PLANET]
+    assert command == ["icebear", "explain", "--chat", FRANCE]
     assert document == json.loads(run(*command[1:], "--json"))
-    screen = run("explain", PLANET)
     assert shlex.join(command) in screen
     assert "This is a question" in screen
-    assert "explained_after" not in json.loads(run("explain", PLANET, "--json", "--target", " The"))
-    plain = json.loads(run("explain", PLANET, "--json", "--next-token"))
-    assert plain["target"]["text"] == smol.predict(PLANET, 1)[0].text
+    assert "explained_after" not in json.loads(run("explain", FRANCE, "--json", "--target", " The"))
+    plain = json.loads(run("explain", FRANCE, "--json", "--next-token"))
+    assert plain["target"]["text"] == smol.predict(FRANCE, 1)[0].text
     assert "chat_command" not in plain
-    assert exchange_words(smol, PLANET).chat is None  # in Python nothing unasked
+    assert exchange_words(smol, FRANCE).chat is None  # in Python nothing unasked
 
 
-@pytest.mark.parametrize("words", [("--chat", FRANCE), (PLANET,)])
+@pytest.mark.parametrize("words", [("--chat", FRANCE), (FRANCE,)])
 def test_a_claim_is_about_the_next_token(smol, words, tmp_path, few_contexts):
     file = tmp_path / "claims.json"
     document = json.loads(run("explain", *words, "--json", "--claim", str(file)))
-    prompt = CHATS[FRANCE] if len(words) == 2 else PLANET
+    prompt = CHATS[FRANCE] if len(words) == 2 else FRANCE
     assert document["target"]["id"] == smol.predict(prompt, 1)[0].id
     assert "answer" not in document
     assert json.loads(file.read_text())["claims"][0]["what"]["kind"] == "answer"

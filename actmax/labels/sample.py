@@ -223,11 +223,8 @@ def read_activations(
     for neuron in neurons:
         model.check(neuron)
     activations = np.zeros((len(neurons), len(sample)), dtype=np.float32)
-    order = sorted(range(len(sample.ids)), key=lambda number: len(sample.ids[number]))
-    parts = model.batches([len(sample.ids[number]) for number in order], SENTENCES_PER_PASS)
-    batches = [[order[index] for index in part] for part in parts]
     heads = neurons[0].site == "head"
-    for part in batches:
+    for part in model.batches_by_length(sample.ids, SENTENCES_PER_PASS):
         with ExitStack() as stack:  # for each batch, so that nobody waits longer
             stack.enter_context(model.lock)
             stack.enter_context(torch.no_grad())

@@ -21,6 +21,7 @@ from icebear.lrp.operation_table import RelevanceMode
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.model import Model
+from icebear.models.modules import modules_of
 from icebear.models.objective import Objective
 from icebear.models.parts import experts, vision
 from icebear.records import Neuron
@@ -208,7 +209,7 @@ def forward_backward(
             mode = stack.enter_context(rules)
             # Our experts know the experts of both prompts, and whose tokens an expert's bias was added to.
             count = len(target.batch.images or ()) if target.batch is not None else 0
-            for module in model.net.modules():
+            for module in modules_of(model.net):
                 forward = experts.forward_in_pass(module, method.paired)
                 if count and forward is None:
                     forward = vision.forward_in_pass(module, count)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from icebear.errors import InputError, ModelError
 from icebear.models.lock import replaced
 from icebear.models.model import Model
+from icebear.models.modules import modules_of
 from icebear.models.parts import experts
 from icebear.records import WRITERS, Neuron
 
@@ -173,7 +174,7 @@ def neuron_columns(neuron: Neuron, head_dim: int) -> slice:
 def is_hooked(model: Model) -> bool:
     """Return whether hooks may change values. The hooks that transformers leaves after it returned attention weights do
     not."""
-    kinds = ((part._forward_hooks, part._forward_pre_hooks) for part in model.net.modules())
+    kinds = ((part._forward_hooks, part._forward_pre_hooks) for part in modules_of(model.net))
     installed = (hook for both in kinds for kind in both for hook in kind.values())
     return not all(getattr(hook, "__module__", "").startswith("transformers.") for hook in installed)
 

@@ -144,8 +144,8 @@ def _batches(model: Model) -> Iterator[Batch]:
     if not model.task.reads_text:
         yield model.encode(list(noise(model)))
         return
-    rows = sorted(token_rows(model), key=len)
-    for part in model.batches(list(map(len, rows)), BATCH):
+    rows = token_rows(model)
+    for part in model.batches_by_length(rows, BATCH):
         yield model.read([rows[number] for number in part])
 
 

@@ -105,18 +105,11 @@ def seeing(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], s
 def run(model: Model, rows: Sequence[list[int]], reading: Reading, on_progress: OnProgress = unwatched) -> None:
     """Run one forward pass over each row of token ids, in batches, each inside `reading(numbers of its rows)`."""
     done = 0
-    for part in batches(model, rows):
+    for part in model.batches_by_length(rows, TEXTS_PER_PASS):
         with model.lock, reading(part):
             model.final_stream(model.read([rows[number] for number in part]))
         done += len(part)
         on_progress(done, len(rows))
-
-
-def batches(model: Model, rows: Sequence[list[int]]) -> list[list[int]]:
-    """Return the numbers of the rows in batches, the shortest rows first."""
-    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-    parts = model.batches([len(rows[number]) for number in order], TEXTS_PER_PASS)
-    return [[order[index] for index in part] for part in parts]
 
 
 def counted_positions(model: Model, ids: Sequence[int]) -> list[int]:
