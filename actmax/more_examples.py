@@ -152,18 +152,19 @@ def _activations(
     model: Model, neuron: Neuron, sentences: Sequence[Sentence], max_tokens: int, on_progress: OnProgress
 ) -> Iterator[tuple[Tensor, Sentence]]:
     """Yield the activations (T,) of a neuron at the tokens that count, and the sentence with its tokens."""
-    ids = [model.token_ids(sentence.text, max_tokens) for sentence in sentences]
-    lengths = [counted_length(row, model.special_ids()) for row in ids]
-    counted = [index for index, length in enumerate(lengths) if length > 1]
+    special = model.special_ids()
+    all_rows = [(sentence, model.token_ids(sentence.text, max_tokens)) for sentence in sentences]
+    rows = [(*row, length) for row in all_rows if (length := counted_length(row[1], special)) > 1]
     site, of_neuron, done = neuron_site(neuron.site), _reading(model, neuron), 0
-    for batch in model.batches_by_length([ids[index] for index in counted], TEXTS_PER_PASS):
-        numbers, seen = [counted[number] for number in batch], []
+    for batch in model.batches_by_length([ids for _, ids, _ in rows], TEXTS_PER_PASS):
+        seen: list[Tensor] = []
         with model.lock, hooks(model, [(site, neuron.layer)], lambda site, layer, x: seen.append(of_neuron(x))):  # noqa: B023
-            model.final_stream(model.read([ids[index] for index in numbers]))
-        for row, index in enumerate(numbers):
-            yield seen[0][row, : lengths[index]], replace(sentences[index], tokens=tuple(model.pieces(ids[index])))
-        done += len(numbers)
-        on_progress(done, len(counted))
+            model.final_stream(model.read([rows[number][1] for number in batch]))
+        for row, number in enumerate(batch):
+            sentence, ids, length = rows[number]
+            yield seen[0][row, :length], replace(sentence, tokens=tuple(model.pieces(ids)))
+        done += len(batch)
+        on_progress(done, len(rows))
 
 
 def _reading(model: Model, neuron: Neuron) -> Callable[[Any], Tensor]:

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Mi
 from icebear import Model, attribute, steer
 from icebear.actmax.index.scan import Settings, scan_shard
 from icebear.actmax.reading import TEXTS_PER_PASS
+from icebear.concepts.deviation import deviation
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.passes.timing import seconds
@@ -175,11 +176,9 @@ def scanned(model: Model) -> dict[str, Tensor]:
     return {"scan, top activations": summary.values, "scan, sums": moments, "scan, sentence vectors": vectors}
 
 
-def deviation(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference as a share of the largest b."""
-    a, b = a.detach().double().cpu(), b.detach().double().cpu()
-    a, b = (x.masked_fill(x.isinf(), 0) for x in (a, b))  # a table of a scan that is not full
-    return ((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item()
+def filled(x: Tensor) -> Tensor:
+    """Return a table of a scan with zeros where it is not full."""
+    return x.masked_fill(x.isinf(), 0)
 
 
 def row(check: str, value: float, limit: float | None = None) -> dict[str, Any]:
@@ -199,7 +198,7 @@ def right(device: str, quick: bool, shape: str) -> Iterator[dict[str, Any]]:
         on_device, cpu = work(model), work(on_cpu)
         for name, values in cpu.items():
             limit = HALF if values.dtype == torch.float16 else CLOSE
-            yield row(f"{name}, from the CPU's", deviation(on_device[name], values), limit)
+            yield row(f"{name}, from the CPU's", deviation(filled(on_device[name]), filled(values)), limit)
     both = [attribute(m, ids, TARGET, contrast=CONTRAST, counterfactual=counterfactual(ids)) for m in (model, on_cpu)]
     nodes = both[1].top(8, position="all")
     on_device, cpu = map(logit_changes, (model, on_cpu), both, (nodes, nodes))
@@ -218,7 +217,7 @@ def right(device: str, quick: bool, shape: str) -> Iterator[dict[str, Any]]:
     in_float32 = relevances(model, ids)
     model.net.to(torch.bfloat16)
     for name, values in relevances(model, ids).items():
-        yield row(f"{name}, bfloat16 from float32", deviation(values, in_float32[name]))
+        yield row(f"{name}, bfloat16 from float32", deviation(filled(values), filled(in_float32[name])))
 
 
 # --- waiting ---

@@ -44,7 +44,7 @@ class Launched(TorchDispatchMode):
 
 def count(compute: Callable[[], Any]) -> int:
     """Return the number of operations, after what is measured once (a proof of rules, calibration) was."""
-    for _ in range(2):
+    for _ in range(2):  # the second pass makes the proof
         compute()
     with Launched() as launched:
         compute()

@@ -100,7 +100,7 @@ class Model(Architecture):
             yield from (rows[start : start + size] for start in range(0, len(rows), size))
 
     def batches_by_length(self, rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-        """Return the numbers of rows of token ids in `batches`, the shortest first, so that few tokens are padding."""
+        """Return `batches` of row numbers, the shortest rows first, so that few tokens are padding."""
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
         parts = self.batches([len(rows[number]) for number in order], size)
         return [[order[at] for at in part] for part in parts]

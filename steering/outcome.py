@@ -123,20 +123,21 @@ def _answered(model: Model, edits: Sequence[AnyEdit], tokens: list[int], rows: T
     rows: logits (N, V) without and with edits, and under each draw. contexts: the number of held-out contexts.
     """
 
-    def control(scores: Sequence[TokenScore]) -> RandomControl:
+    def of_scores(scores: Sequence[TokenScore]) -> RandomControl:
         is_logit = scores[0].probability is None
         values = [score.logit if score.probability is None else score.probability for score in scores]
-        return _control(edits, f"{'the logit of ' if is_logit else 'P'}({scores[0].text!r})", values)
+        return _edit_control(edits, f"{'the logit of ' if is_logit else 'P'}({scores[0].text!r})", values)
 
-    old, new = map(control, zip(*(model.token_scores(row, tokens) for row in rows), strict=True))
+    old, new = map(of_scores, zip(*(model.token_scores(row, tokens) for row in rows), strict=True))
     sign = 1 if new.change > 0 else -1
     as_far = sum(sign * (value - new.after) >= 0 for value in new.drawn)
     other = old if tokens[0] != tokens[1] else None
     return Outcome(new, "change it as far", new.change != 0, as_far, contexts, SEED, old=other)
 
 
-def _control(edits: Sequence[AnyEdit], number: str, values: Sequence[float]) -> RandomControl:
-    """Return what edits and random ones do to a number. values: without edits, with them, and under each draw."""
+def _edit_control(edits: Sequence[AnyEdit], number: str, values: Sequence[float]) -> RandomControl:
+    """Return what edits and random ones do to a number. number: its name. values: without edits, with them, and under
+    each draw."""
     before, after, *drawn = values
     return RandomControl(plural(len(edits), "edit"), random_edits_text(edits), number, before, after, tuple(drawn))
 
@@ -175,7 +176,7 @@ def steer_concept(
         drawn = texts_under(model, prompt, draws, max_new_tokens, third, None, temperature, seed)
     begun = prompt_line(prompt)
     measured = concept.measures(model, [begun + text for text in [*texts, *drawn]])
-    control = _control(edits, f"{concept.name} in the text", [row.value for row in measured])
+    control = _edit_control(edits, f"{concept.name} in the text", [row.value for row in measured])
     suppress = bool(recipe.provenance.get("suppress"))
     outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (texts[0], texts[1]))
     outcome = replace(outcome, dose=dose(model, edits, model.token_ids(begun + texts[0])))
@@ -204,7 +205,7 @@ def _flip_outcome(
     previous = logs[:, 0, record.before[0].id].exp().tolist()
     _, reached, *others = holds(logs, record.phrase, record.top_k)
     new, old = (
-        _control(edits, f"P({text!r})", values)
+        _edit_control(edits, f"P({text!r})", values)
         for text, values in ((record.text, phrase), (record.before[0].text, previous))
     )
     aim = f"make {record.text!r} the answer" if record.top_k is None else f"suppress {record.text!r}"

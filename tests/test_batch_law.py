@@ -1,11 +1,14 @@
 """Where a row in a batch begins to differ from the row alone, in models that were made to differ there."""
 
+import math
+
 import pytest
 import torch
 from conftest import IDS, LLAMA, random_model
 
 from icebear import attribute
 from icebear.concepts.batch_law import ROUNDING, beginning, remedied, remedies
+from icebear.concepts.deviation import deviation as share_of
 from icebear.concepts.methods.attnlrp import CP_LRP
 from icebear.concepts.selftest import WHY, selftest
 from icebear.models.objective import objective_of
@@ -30,6 +33,14 @@ def coarse(module, args, output):
 
 def beginning_of(model):
     return beginning(model, *(objective_of(model, rows, 7) for rows in ([IDS], [IDS, IDS[4:]])))
+
+
+def test_a_deviation_is_a_share_of_the_largest_and_infinite_for_nan():
+    reference = torch.tensor([1.0, -4.0])
+    assert share_of(torch.tensor([2.0, -4.0]), reference) == 0.25
+    assert share_of(reference.bfloat16(), reference + 2**-10) == pytest.approx(2**-10 / (4 - 2**-10))  # not rounded
+    assert share_of(torch.zeros(2), torch.zeros(2)) == 0
+    assert share_of(torch.tensor([math.nan, -4.0]), reference) == share_of(reference, reference / 0) == math.inf
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -24,6 +24,7 @@ from pages import (
     PAGES,
     README,
     ROOT,
+    TESTED,
     Block,
     anchors,
     blocks,
@@ -48,8 +49,6 @@ from icebear.steering.flipping import flip as flipping
 from icebear.steering.monitor import fitting
 
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
-OF_A_RELEASE = "answers circuits claims coming-from compare concepts files models monitors neuron scale stages".split()
-"""Pages whose blocks only `make dist` runs; what they show has tests of its own."""
 RESULTS = ("results.md", "replicate.md")
 """Pages that are looked up, not read."""
 FEW = {"--samples": 1, "--limit": 20, "--more": 20, "--nodes": 10, "limit=": 20, "nodes=": 6, "steps=": 3}
@@ -138,7 +137,7 @@ def once(smol, desert, desert_by_heads):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.release] * (page.stem in OF_A_RELEASE), id=page.stem) for page in PAGES],
+    [pytest.param(page, marks=[pytest.mark.release] * (page not in TESTED), id=page.stem) for page in PAGES],
 )
 def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
     """In a folder of its own, with the examples. Where no output is shown, with few contexts, draws and new tokens."""
@@ -182,9 +181,7 @@ def command(words, folder, runs, page):
         subprocess.run(["make", "--dry-run", *rest], cwd=ROOT, check=True, capture_output=True)
     elif name != "icebear":
         assert Path(name).name in ("python", "python3", "pip"), f"{name} is nothing that pages should run"
-    elif not runs or (
-        page == README and runs_on_a_page(rest, [one for one in PAGES[1:] if one.stem not in OF_A_RELEASE])
-    ):
+    elif not runs or (page == README and runs_on_a_page(rest, TESTED[1:])):
         read(rest)
     elif rest[0] not in ("app", "mcp", "serve"):  # they do not end; other tests start them
         if rest[0] == "index":

@@ -46,9 +46,10 @@ def test_a_part_that_fails_leaves_the_results_of_the_others(tmp_path):
 
 
 def test_a_wrong_result_is_a_deviation():
-    reference = torch.tensor([1.0, -4.0, float("-inf")])
+    reference = gpu_checks.filled(torch.tensor([1.0, -4.0, float("-inf")]))
     assert gpu_checks.deviation(reference, reference) == 0
-    assert gpu_checks.deviation(torch.tensor([1.0, -3.0, float("-inf")]), reference) == pytest.approx(0.25)
+    other = gpu_checks.filled(torch.tensor([1.0, -3.0, float("-inf")]))
+    assert gpu_checks.deviation(other, reference) == pytest.approx(0.25)
     assert gpu_checks.row("check", 2e-4, gpu_checks.CLOSE)["verdict"] != "ok"
 
 

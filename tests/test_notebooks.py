@@ -80,9 +80,12 @@ def pages(shared, smol, scanned, tmp_path_factory):
     return of
 
 
-@pytest.mark.release
 @pytest.mark.real
-@by_name
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.release] * (path.stem != "why"), id=path.stem) for path in NOTEBOOKS],
+)
 def test_a_notebook_runs_and_its_page_is_written(path, pages):
     """The page is what `make docs` includes."""
     path.with_suffix(".md").write_text(pages(path).read_text())
@@ -113,7 +116,6 @@ def test_a_kernel_gives_the_same_page_and_a_notebook_whose_claim_is_false_fails(
 
 @pytest.mark.release
 @pytest.mark.real
-@pytest.mark.long
 def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
     """In a real browser, from the site as it is built; nothing is fetched from elsewhere."""
     build_site(tmp_path, lambda path: pages(path).read_text())

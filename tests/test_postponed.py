@@ -113,12 +113,17 @@ def test_another_version_is_imported_at_once(monkeypatch):
     assert not any(map(is_postponed, NAMES))
 
 
+def test_what_lacks_a_name_is_imported_at_once(monkeypatch):
+    monkeypatch.setitem(NAMES, "pandas", ("sqlite_utils", "is_renamed"))
+    assert not is_postponed("pandas")
+
+
 @pytest.mark.real
 def test_a_preset_is_loaded_and_explained_without_sympy_and_has_the_weights_and_buffers_of_any_folder(smol):
     from transformers import AutoModelForCausalLM
 
-    code = "from icebear import attribute, load_model\n"
-    code += "attribute(load_model(), 'Ice bears live in the', counterfactual='Camels live in the').top(3)\n"
+    words = ["explain", "Ice bears live in the", "--counterfactual", "Polar bears live in the", "--json"]
+    code = f"from icebear.app.cli.main import main; main({words}, standalone_mode=False)\n"
     code += f"loaded = {{'sympy', *{UNUSED.split()}}} & sys.modules.keys(); assert not loaded, loaded\n"
     code += "from transformers.loss.loss_for_object_detection import linear_sum_assignment\n"
     code += "assert linear_sum_assignment([[1, 0], [0, 1]])[1].tolist() == [1, 0]"

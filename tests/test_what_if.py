@@ -239,7 +239,8 @@ def test_the_command_has_all_exchanges(smol, found, few_contexts):
     assert "stages" not in document
     prompt = "The capital of France is"
     document = json.loads(run("explain", prompt, "--json"))
-    assert document["chosen_counterfactual"]["text"] == exchange_words(smol, prompt).comparisons[0].text
+    chosen = exchange_words(smol, prompt).comparisons[0]
+    assert (document["chosen_counterfactual"]["text"], document["contrast"]["id"]) == (chosen.text, chosen.contrast)
     assert "stages" in document
     alone = json.loads(run("explain", prompt, "--json", "--no-counterfactual"))
     assert alone["exchanges"] == document["exchanges"]
@@ -399,12 +400,15 @@ def test_the_command_of_a_chat_compares_what_was_measured(smol, chats):
 
 
 def test_each_row_has_two_answers_to_compare(smol, found, chats):
+    seen = set()
     for result in (*found.values(), *chats.values()):
         for row in result.exchanges[::6]:
             ids = smol.ids(result.chat or result.prompt)
             changed = [*ids[: row.position], *row.tokens, *ids[row.position + row.length :], *result.explained.after]
             likeliest = int(smol.next_logits(changed).argmax())
             assert result.explained.token != (likeliest if row.contrast is None else row.contrast)
+            seen.add(row.contrast is None)
+    assert seen == {True, False}
 
 
 @pytest.mark.release
