@@ -115,14 +115,14 @@ def pair_lines(batch: Sides, nulls: RandomNeuronNulls) -> list[dict[str, Any]]:
         if not batch.active[row]:
             lines.append({})
             continue
-        chosen = better_of(best[row], batch.fired, row)
+        chosen = better_of(best[row], batch.top, row)
         other = next(iter(nulls.others(chosen, neuron.layer, true_share(chosen.label, batch))), None)
         methods = {"label": _of_labels(best[row], batch, row, nulls)}
         methods[SHIFT] = _of_labels(best_shifted[row], shifted, row, nulls) if shifted.active[row] else NO_LABEL
         methods[OTHER] = NO_LABEL
         if other is not None:
-            both = {unit: score(other, unit, batch.fired["test"], row) for unit in THRESHOLDS}
-            judgement = score_parts(other, chosen.by, batch.fired, row)
+            both = {unit: score(other, unit, batch.top["test"], row) for unit in THRESHOLDS}
+            judgement = score_parts(other, chosen.by, batch.top, row)
             methods[OTHER] = {**both, **_of_chosen(judgement, neuron, nulls)}
         methods[TABLE] = _of_table(batch, row)
         labels = CONVERTER.unstructure({"label": chosen.label} | ({"other": other} if other else {}))
@@ -131,15 +131,15 @@ def pair_lines(batch: Sides, nulls: RandomNeuronNulls) -> list[dict[str, Any]]:
 
 
 def _of_table(batch: Sides, row: int) -> dict[str, float]:
-    learnt = [batch.fired["train"], batch.fired["validation"]]
-    test = {by: token_mean_baseline(learnt, batch.fired["test"], row, by) for by in THRESHOLDS}
-    train, validation = (token_mean_baseline(learnt, batch.fired[part], row, "token") for part in SPLITS[:2])
+    learnt = [batch.top["train"], batch.top["validation"]]
+    test = {by: token_mean_baseline(learnt, batch.top["test"], row, by) for by in THRESHOLDS}
+    train, validation = (token_mean_baseline(learnt, batch.top[part], row, "token") for part in SPLITS[:2])
     return test | _numbers(any(test[by] >= THRESHOLDS[by] for by in test), test["token"], train, validation)
 
 
 def _of_labels(best: Candidates, batch: Sides, row: int, nulls: RandomNeuronNulls) -> dict[str, float]:
-    each = {by: score(label, by, batch.fired["test"], row) for by, (label, _) in best.items()}
-    return {**NO_LABEL, **each, **_of_chosen(better_of(best, batch.fired, row), batch.names[row][0], nulls)}
+    each = {by: score(label, by, batch.top["test"], row) for by, (label, _) in best.items()}
+    return {**NO_LABEL, **each, **_of_chosen(better_of(best, batch.top, row), batch.names[row][0], nulls)}
 
 
 def _of_chosen(chosen: Chosen, neuron: Neuron, nulls: RandomNeuronNulls) -> dict[str, float]:

@@ -236,7 +236,7 @@ def test_chance_is_seldom_called_clear(indexed):
         for row, (shifted, own) in enumerate(zip(moved.choose(), both.choose(), strict=True)):
             clear["shifted"] += bool(moved.active[row]) and known.is_significant(shifted, 0)
             for other in known.others(own, 0, true_share(own.label, both))[:1]:
-                clear["other"] += known.is_significant(score_parts(other, own.by, both.fired, row), 0)
+                clear["other"] += known.is_significant(score_parts(other, own.by, both.top, row), 0)
         assert max(clear.values()) <= 8
 
 
@@ -373,17 +373,17 @@ def test_detection_is_the_auroc(lines):
     x = made(lines)
     pieces = [piece for line in lines for piece in line]
     values = np.array([float(place % 7 + (piece == " ice")) for place, piece in enumerate(pieces)])
-    fired = scores.top_activations(x, values[None, x.counted])
+    top = scores.top_activations(x, values[None, x.counted])
     label = Label("tokens", (" ice",))
     order = np.argsort(np.where(x.counted, -values, np.inf), kind="stable")
     expected = [place for place in order if x.counted[place] and values[place] > 0]
     expected = expected[: max(kinds.FEWEST_TOKENS, math.ceil(kinds.TOP_TOKENS * x.counted.sum()))]
-    assert np.flatnonzero(x.counted)[fired.tokens[0]].tolist() == sorted(expected)
-    if fired.active[0]:
+    assert np.flatnonzero(x.counted)[top.tokens[0]].tolist() == sorted(expected)
+    if top.active[0]:
         slow = reference.Part(x, values)
         for by in THRESHOLDS:
-            assert scores.score(label, by, fired, 0) == pytest.approx(slow.score(label, by))
-            assert scores.responding([label], by, fired)[0, 0] == slow.raises(label, by)
+            assert scores.score(label, by, top, 0) == pytest.approx(slow.score(label, by))
+            assert scores.responding([label], by, top)[0, 0] == slow.raises(label, by)
 
 
 @pytest.mark.parametrize("heads", [False, True])
@@ -398,7 +398,7 @@ def test_labels_of_a_batch_are_those_of_the_slow_reference(indexed, heads):
     for batch in (both, both.shifted("another")):
         for row, label in enumerate(batch.choose()):
             slow = {}
-            for part, top in batch.fired.items():
+            for part, top in batch.top.items():
                 values = np.zeros(len(top.sample), dtype=np.float32)
                 values[top.sample.counted] = top.values[row]
                 slow[part] = reference.Part(top.sample, values)

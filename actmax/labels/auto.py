@@ -100,17 +100,17 @@ def meanings_of(batch: Sides, chosen: Sequence[Chosen], nulls: RandomNeuronNulls
 
 def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: LabelNull) -> AutomaticLabel:
     """Return the label of a side with its scores, controls, and, if it passes, sentences of the test part."""
-    (neuron, polarity), fired = batch.names[row], batch.fired
-    test, label, by = fired["test"], chosen.label, chosen.by
+    (neuron, polarity), top = batch.names[row], batch.top
+    test, label, by = top["test"], chosen.label, chosen.by
     others = nulls.others(chosen, neuron.layer, true_share(label, batch))
     passes = nulls.is_significant(chosen, neuron.layer)
     record = {
         **CONVERTER.unstructure(chosen),
-        "token_mean": token_mean_baseline([fired["train"], fired["validation"]], test, row, "token"),
+        "token_mean": token_mean_baseline([top["train"], top["validation"]], test, row, "token"),
         "auroc": {"token": score(label, "token", test, row), by: chosen.test},
         "other_neuron": score(others[0], by, test, row) if others else None,
         "thresholds": nulls.thresholds(by, neuron.layer),
-        "sentences": {part: len(top.sample.ids) for part, top in fired.items()},
+        "sentences": {part: len(each.sample.ids) for part, each in top.items()},
         "examples": test_examples(label, test, row) if passes else {},
     }
     p = nulls.p_value(chosen, neuron.layer)
@@ -119,20 +119,20 @@ def meaning_of(batch: Sides, row: int, chosen: Chosen, nulls: LabelNull) -> Auto
     )
 
 
-def test_examples(label: Label, fired: TopActivations, row: int) -> dict[str, list[dict[str, Any]]]:
+def test_examples(label: Label, top: TopActivations, row: int) -> dict[str, list[dict[str, Any]]]:
     """Return hits, misses and false alarms among the tokens of the test part."""
-    true, on_top = label.true(fired.sample)[fired.sample.counted], fired.tokens[row]
+    true, on_top = label.true(top.sample)[top.sample.counted], top.tokens[row]
     groups = {
         "hits": (on_top & true, -1),
         "misses": (on_top & ~true, -1),
         "false_alarms": (true & ~on_top, 1),
     }
-    return {name: list(_extremes(fired, row, where, sign)) for name, (where, sign) in groups.items()}
+    return {name: list(_extremes(top, row, where, sign)) for name, (where, sign) in groups.items()}
 
 
-def _extremes(fired: TopActivations, row: int, where: np.ndarray, sign: int) -> Iterator[dict[str, Any]]:
+def _extremes(top: TopActivations, row: int, where: np.ndarray, sign: int) -> Iterator[dict[str, Any]]:
     """Yield the tokens with the most extreme activations, at most one of each sentence."""
-    sample, values, seen = fired.sample, fired.values[row], set[int]()
+    sample, values, seen = top.sample, top.values[row], set[int]()
     counted, able = np.flatnonzero(sample.counted), np.flatnonzero(where)
     for index in able[np.argsort(sign * values[able], kind="stable")].tolist():
         token = counted[index]

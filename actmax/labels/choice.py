@@ -32,14 +32,14 @@ Candidates = dict[str, tuple[Label, float]]
 """unit -> the best label by this unit, and its margin on the validation part."""
 
 
-def best_of(labels: Sequence[Label], fired: TopActivations) -> list[Candidates]:
+def best_of(labels: Sequence[Label], top: TopActivations) -> list[Candidates]:
     """Return, for each side, the best label by each unit among those that raise the activation. The first label wins a
     tie. Where no label raises the activation of a side, the best of all."""
     units = [by for by in THRESHOLDS if by != "pattern" or all(label.kind != "topic" for label in labels)]
-    margins = {by: margin(by, label_aurocs(labels, by, fired)) for by in units}
-    raising = {by: responding(labels, by, fired) for by in units}
+    margins = {by: margin(by, label_aurocs(labels, by, top)) for by in units}
+    raising = {by: responding(labels, by, top) for by in units}
     rows = []
-    for row in range(len(fired.values)):
+    for row in range(len(top.values)):
         able = {by: raising[by][row] for by in units}
         if not any(map(np.any, able.values())):
             able = {by: np.ones(len(labels), dtype=bool) for by in units}
@@ -48,18 +48,18 @@ def best_of(labels: Sequence[Label], fired: TopActivations) -> list[Candidates]:
     return rows
 
 
-def better_of(candidates: Candidates, fired: dict[str, TopActivations], row: int) -> Chosen:
+def better_of(candidates: Candidates, top: dict[str, TopActivations], row: int) -> Chosen:
     """Return the label with the higher score on the validation part among those that pass their threshold; if none
     does, the one with the larger margin."""
     passing = [by for by, (_, worth) in candidates.items() if worth >= 1]
-    able = [score_parts(candidates[by][0], by, fired, row) for by in passing or candidates]
+    able = [score_parts(candidates[by][0], by, top, row) for by in passing or candidates]
     return max(able, key=lambda choice: choice.validation if passing else margin(choice.by, choice.validation))
 
 
-def choose_labels(labels: Sequence[Label], fired: dict[str, TopActivations]) -> list[Chosen]:
+def choose_labels(labels: Sequence[Label], top: dict[str, TopActivations]) -> list[Chosen]:
     """Return the label of each side with the best score on the validation part."""
-    return [better_of(best, fired, row) for row, best in enumerate(best_of(labels, fired["validation"]))]
+    return [better_of(best, top, row) for row, best in enumerate(best_of(labels, top["validation"]))]
 
 
-def score_parts(label: Label, by: str, fired: dict[str, TopActivations], row: int) -> Chosen:
-    return Chosen(label, by, *(score(label, by, fired[part], row) for part in SPLITS))
+def score_parts(label: Label, by: str, top: dict[str, TopActivations], row: int) -> Chosen:
+    return Chosen(label, by, *(score(label, by, top[part], row) for part in SPLITS))

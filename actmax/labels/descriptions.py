@@ -188,12 +188,12 @@ def score_description(
 ) -> AutomaticLabel:
     """Return the scores of a description of a side. others: descriptions of other neurons, its null."""
     labels = [Label("description", (other,)) for other in dict.fromkeys(others) if other != text]
-    for sample in (top.sample for top in batch.fired.values()):
+    for sample in (top.sample for top in batch.top.values()):
         for items in ((text,), *(label.items for label in labels)):
             if items not in sample.described:
                 sample.described[items] = sample.vectors @ _direction(encoder.vector(items[0]), store)
-    margins = [score_parts(label, BY, batch.fired, row).margin for label in labels]
-    chosen = score_parts(Label("description", (text,)), BY, batch.fired, row)
+    margins = [score_parts(label, BY, batch.top, row).margin for label in labels]
+    chosen = score_parts(Label("description", (text,)), BY, batch.top, row)
     return meaning_of(batch, row, chosen, OtherDescriptions(labels, np.array(margins)))
 
 
@@ -219,7 +219,7 @@ def score_label(
     values, nulls = measure_activations(model, store, parts, [neuron], advance)
     both = sides(parts, [neuron], values)
     tokens = Label("tokens", tuple(form for word in spelled for form in (word, f" {word}")))
-    of_words = meanings_of(both, choose_labels([tokens], both.fired), nulls)
+    of_words = meanings_of(both, choose_labels([tokens], both.top), nulls)
     try:
         encoder = _encoder(store)
     except (StoreError, DownloadError):

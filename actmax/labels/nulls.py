@@ -124,7 +124,7 @@ def null_draws(drawn: Sides, seed: int) -> dict[str, Any]:
         labels.append({**CONVERTER.unstructure(chosen), "neuron": str(neuron), "polarity": polarity, "share": share})
     known = RandomNeuronNulls({"labels": labels})
     others = [
-        (layer, score_parts(other, chosen.by, drawn.fired, row).margin)
+        (layer, score_parts(other, chosen.by, drawn.top, row).margin)
         for (row, chosen), label in zip(chosen_of, labels, strict=True)
         for layer in [drawn.names[row][0].layer]
         for other in known.others(chosen, layer, label["share"])

@@ -21,15 +21,15 @@ OVERLAP = 0.2
 """The smallest share of its tokens, or of the tokens with the largest activations if these are fewer, that are both."""
 
 
-def best_patterns(train: TopActivations, fired: TopActivations) -> list[tuple[Label, float] | None]:
+def best_patterns(train: TopActivations, validation: TopActivations) -> list[tuple[Label, float] | None]:
     """Return the best pattern of each side with its margin, of those that raise the activation.
 
-    train: the part that patterns are made on. fired: the part that they are chosen on.
+    train: the part that patterns are made on. validation: the part that they are chosen on.
     """
     sizes, best = np.array(SIZES) - 1, []
-    steps = {kind: _by_step(kind, train, fired) for kind in TOKEN_OFFSETS}
+    steps = {kind: _by_step(kind, train, validation) for kind in TOKEN_OFFSETS}
     worth = np.concatenate([margins[:, sizes] - SHORTER * sizes for _, margins in steps.values()], axis=1)
-    names = {code: text for text, code in fired.sample.codes.items()}
+    names = {code: text for text, code in validation.sample.codes.items()}
     kinds = list(steps)
     for row, index in enumerate(worth.argmax(1).tolist()):
         kind, size = kinds[index // len(SIZES)], SIZES[index % len(SIZES)]
@@ -39,27 +39,27 @@ def best_patterns(train: TopActivations, fired: TopActivations) -> list[tuple[La
     return best
 
 
-def _by_step(kind: LabelKind, train: TopActivations, fired: TopActivations) -> tuple[np.ndarray, np.ndarray]:
+def _by_step(kind: LabelKind, train: TopActivations, validation: TopActivations) -> tuple[np.ndarray, np.ndarray]:
     """Return the codes (P, SIZES[-1]) of the most distinctive tokens at a step, the best first, -1 where there are no
     more; and the margin (P, SIZES[-1]) of the first 1, 2, ... of them, -inf for those that are none, that do not raise
     the activation, or that are seldom where it is largest."""
     codes = _most_distinctive(kind, train)
-    width, count = len(fired.sample.codes), fired.values.shape[1]
-    at, able = _codes(fired.sample, kind), codes >= 0
+    width, count = len(validation.sample.codes), validation.values.shape[1]
+    at, able = _codes(validation.sample, kind), codes >= 0
     true = np.where(able, np.bincount(at[at >= 0], minlength=width)[codes], 0).cumsum(1)
     hits, ranks = (
         np.where(able, np.take_along_axis(_sums(at, weights, width), codes.clip(0), 1), 0).cumsum(1)
-        for weights in (fired.tokens, fired.token_ranks)
+        for weights in (validation.tokens, validation.token_ranks)
     )
-    shared = hits >= OVERLAP * np.minimum(true, fired.tokens.sum(1, keepdims=True))
+    shared = hits >= OVERLAP * np.minimum(true, validation.tokens.sum(1, keepdims=True))
     raising = able & shared & tends_larger(ranks, true, count)
     return codes, np.where(raising, margin("pattern", pattern_auroc(ranks, true, count)), -np.inf)
 
 
-def _most_distinctive(kind: LabelKind, fired: TopActivations) -> np.ndarray:
+def _most_distinctive(kind: LabelKind, top: TopActivations) -> np.ndarray:
     """Return the codes (P, SIZES[-1]) of the tokens that are most typical of the top tokens; -1 for none."""
-    width, at = len(fired.sample.codes), _codes(fired.sample, kind)
-    counts, background = _sums(at, fired.tokens, width), np.bincount(at[at >= 0], minlength=width)
+    width, at = len(top.sample.codes), _codes(top.sample, kind)
+    counts, background = _sums(at, top.tokens, width), np.bincount(at[at >= 0], minlength=width)
     z = np.full(counts.shape, -np.inf)
     able = counts > 1
     sizes = np.broadcast_to(counts.sum(1, keepdims=True), counts.shape)[able]

@@ -124,19 +124,17 @@ def label_truth(labels: Sequence[Label], sample: Sample) -> LabelTruth:
     return sample.seen.setdefault(key, LabelTruth(key, sample))
 
 
-def label_aurocs(labels: Sequence[Label], by: str, fired: TopActivations) -> np.ndarray:
+def label_aurocs(labels: Sequence[Label], by: str, top: TopActivations) -> np.ndarray:
     """Return the AUROC (P, K) of each label for the top tokens or sentences of each side; by pattern, that of the
     activation for the tokens where a label is true, 0.5 where they are few. by: the unit."""
-    truth = label_truth(labels, fired.sample)
+    truth = label_truth(labels, top.sample)
     if by == "pattern":
-        return pattern_auroc(
-            fired.token_ranks @ truth.tokens.T.astype(float), truth.tokens.sum(1), truth.tokens.shape[1]
-        )
+        return pattern_auroc(top.token_ranks @ truth.tokens.T.astype(float), truth.tokens.sum(1), truth.tokens.shape[1])
     if by == "token":
-        hits = fired.tokens.astype(np.float32) @ truth.tokens.T.astype(np.float32)  # counts, exact in float32
-        return token_auroc(hits, truth.tokens.sum(1), fired.tokens.sum(1, keepdims=True), fired.tokens.shape[1])
-    on_top, count = fired.sentences.sum(1, keepdims=True), fired.sentences.shape[1]
-    below = fired.sentences.astype(float) @ truth.ranks.T - on_top * (on_top + 1) / 2
+        hits = top.tokens.astype(np.float32) @ truth.tokens.T.astype(np.float32)  # counts, exact in float32
+        return token_auroc(hits, truth.tokens.sum(1), top.tokens.sum(1, keepdims=True), top.tokens.shape[1])
+    on_top, count = top.sentences.sum(1, keepdims=True), top.sentences.shape[1]
+    below = top.sentences.astype(float) @ truth.ranks.T - on_top * (on_top + 1) / 2
     return below / (on_top * (count - on_top))
 
 
@@ -152,10 +150,10 @@ def pattern_auroc(rank_sums: np.ndarray, true: np.ndarray, count: int) -> np.nda
     return np.where((true >= FEWEST_TOKENS) & (true < count), aurocs, 0.5)
 
 
-def responding(labels: Sequence[Label], by: str, fired: TopActivations) -> np.ndarray:
+def responding(labels: Sequence[Label], by: str, top: TopActivations) -> np.ndarray:
     """Return whether the activation of a side tends to be larger where a label is true (P, K). by: the unit."""
-    truth = label_truth(labels, fired.sample)
-    true, ranks = (truth.sentences, fired.sentence_ranks) if by == "sentence" else (truth.tokens, fired.token_ranks)
+    truth = label_truth(labels, top.sample)
+    true, ranks = (truth.sentences, top.sentence_ranks) if by == "sentence" else (truth.tokens, top.token_ranks)
     return tends_larger(ranks @ true.T.astype(float), true.sum(1), true.shape[1])
 
 
@@ -165,26 +163,26 @@ def tends_larger(rank_sums: np.ndarray, true: np.ndarray, count: int) -> np.ndar
     return (true > 0) & (true < count) & (rank_sums - true * (true + 1) / 2 > true * (count - true) / 2)
 
 
-def score(label: Label, by: str, fired: TopActivations, row: int) -> float:
+def score(label: Label, by: str, top: TopActivations, row: int) -> float:
     """Return the AUROC (`label_aurocs`) of a label for the side in this row."""
-    return float(label_aurocs([label], by, fired.at(slice(row, row + 1)))[0, 0])
+    return float(label_aurocs([label], by, top.at(slice(row, row + 1)))[0, 0])
 
 
-def token_mean_baseline(learned: Sequence[TopActivations], fired: TopActivations, row: int, by: str) -> float:
+def token_mean_baseline(learned: Sequence[TopActivations], top: TopActivations, row: int, by: str) -> float:
     """Return the AUROC of a table of the mean activation of each token (the upper baseline).
 
     learned: the samples that the table is made from. by: the unit.
     """
     tokens = np.concatenate([part.sample.token[part.sample.counted] for part in learned])
     values = np.concatenate([part.values[row] for part in learned])
-    sample, size = fired.sample, len(fired.sample.codes)
+    sample, size = top.sample, len(top.sample.codes)
     sums, counts = np.bincount(tokens, values, size), np.bincount(tokens, minlength=size)
     means = (sums + SMOOTHING * values.mean()) / (counts + SMOOTHING)  # by token
     at = sample.token[sample.counted]
     if by == "sentence":
-        return auroc(sample.means(means[None, at])[0], fired.sentences[row])
+        return auroc(sample.means(means[None, at])[0], top.sentences[row])
     # Tokens of one code have one mean, so that codes are sorted, not tokens.
-    positive, total = np.bincount(at[fired.tokens[row]], minlength=size), sample.token_counts
+    positive, total = np.bincount(at[top.tokens[row]], minlength=size), sample.token_counts
     known = np.flatnonzero(total)
     _, order = np.unique(means[known], return_inverse=True)
     hits, rest = (np.bincount(order, number[known]) for number in (positive, total - positive))
