@@ -298,7 +298,7 @@ def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> 
         plain = model.logits(objective.batch, objective.all_positions)
         with relevance_rules(model.net, ATTNLRP, strict=False):
             ruled = model.logits(objective.batch, objective.all_positions)
-        parity = ((ruled - plain).abs().max() / plain.abs().max()).item()
+        parity = deviation(ruled, plain)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         relevance = attribute(model, prompt, method=CP_LRP, sites=(), number="logit", position=position, strict=False)
