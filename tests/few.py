@@ -3,6 +3,7 @@
 `python tests/few.py app --store ...` is `icebear app` with few of all.
 """
 
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,6 +40,18 @@ UNCOUNTED = {**FEW, "icebear.steering.outcome.RANDOM_DRAWS": 3}
 def few(patch: pytest.MonkeyPatch, values: dict[str, Any] = FEW) -> None:
     for name, value in values.items():
         patch.setattr(name, value)
+
+
+def few_of(values: Iterable[Any], *now: Any) -> list[Any]:
+    """The values of a parameter, or tuples of several, of which `make test` runs these few, and `make dist` all."""
+    marks = pytest.mark.release
+    rest = lambda value: pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks)  # noqa: E731
+    return [value if value in now else rest(value) for value in values]
+
+
+def third_of(values: Iterable[Any], *also: Any) -> list[Any]:
+    """Every third in `make test`, and these: of kinds of models, all of which it compares with the self-test."""
+    return few_of(values, *list(values)[::3], *also)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,8 @@ CONFIGS = configs()
 SIZES = {"llava": (24, 24), "qwen2_vl": (16, 24), "qwen2_5_vl": (24, 40), "qwen3_vl": (16, 24)}
 TOKENS = {"llava": 9, "smolvlm": 4, "paligemma": 16, "gemma3": 4, "internvl": 4, "qwen2_vl": 6, "qwen3_vl": 6}
 TOKENS["qwen2_5_vl"] = 15
+FEW = ("internvl", "qwen2_5_vl", "gemma3")
+"""Images in tiles, in patches of any number, and of one size."""
 
 
 def made(kind, attention="sdpa", dtype=torch.float64, seed=0):

@@ -185,6 +185,7 @@ def test_only_clear_pairs_of_equal_length_count(smol):
     assert plain.targets[0] != plain.contrasts[0]
 
 
+@pytest.mark.release
 @pytest.mark.real
 def test_across_a_clause_difference_rules_find_what_carries_the_answer(smol, tmp_path):
     """A pair of what docs/results.md measures on many; it goes on where it stopped."""

@@ -26,7 +26,7 @@ import pytest
 import torch
 from appview import fine, set_up, shown, text, visit
 from conftest import ICE_BEAR
-from few import FEW
+from few import FEW, few_of
 from serving import serving, started
 
 from icebear import attribute, explain, stages, steer
@@ -81,6 +81,7 @@ def test_a_first_visit_shows_an_example_before_the_model_is_there(environment, m
     jobs._load.clear()
 
 
+@pytest.mark.release
 def test_examples_are_what_the_model_computes(smol, monkeypatch, desert):
     """But the flip is one that was found before, is measured with few draws, and is compared with nothing."""
     for name, value in FEW.items():
@@ -138,6 +139,7 @@ def numbers(page):
     return re.findall(r'font-weight="600">.*?→(.*?)</text>', "".join(answers))
 
 
+@pytest.mark.release
 def test_stages_of_an_own_prompt(environment, smol, few_contexts):
     page = fine(visit(prompt=ICE_BEAR, counterfactual=CAMEL))
     found = stages(smol, ICE_BEAR, counterfactual=CAMEL)
@@ -565,6 +567,7 @@ def says_chosen(page, counterfactual):
     return markdown.plain(chosen_sentence(counterfactual, boxes.WAYS)) in text(page)
 
 
+@pytest.mark.release
 def test_a_typed_prompt_is_compared_with_what_the_command_line_chooses(environment, smol, monkeypatch):
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
     page = fine(visit(prompt=ICE_BEAR))
@@ -654,6 +657,7 @@ def test_what_was_added_to_the_prompt_can_be_taken_back(chosen, monkeypatch):
     assert "next_token" not in [button.key for button in page.button]
 
 
+@pytest.mark.release
 def test_a_word_of_other_length_is_replaced_by_the_nearest_that_fits(smol):
     prompt = "She speaks fluent French because she was born in"
     looked = what_if.exchange_words(smol, prompt)
@@ -773,7 +777,7 @@ def test_the_app_answers_to_no_other_host_and_in_no_frame(tmp_path):
             assert answer(address, host, upgrade=True)[0] in (400, 403)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", few_of([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_the_server_ends_with_the_command(tmp_path, sent):
     """A signal to the process that was started is enough, also from a supervisor that knows no other."""
     with started(tmp_path / "none.db") as (process, address):

@@ -66,7 +66,7 @@ def test_a_word_that_is_less_likely_than_not_has_no_shares(environment):
 def test_a_conversation_and_the_account_of_a_word(environment, smol):
     page = fine(visit("chat", length="12"))
     page.get_by_key("example_0").click().run()
-    request, answer = conversation(fine(page)).messages
+    _, answer = conversation(fine(page)).messages
     assert answer["content"] == "The capital of France is Paris."
     assert page.query_params["chat"] == conversation(page).to_json(None)
     assert "Click a word" in text(page)
@@ -85,6 +85,16 @@ def test_a_conversation_and_the_account_of_a_word(environment, smol):
     assert list(bars_of(page).values()) == pytest.approx(totals(against), abs=0.006)
     assert sum(bars_of(page).values()) == pytest.approx(against.target, abs=0.05)
     assert not page.dataframe  # one account a screen
+
+
+@pytest.mark.release
+def test_an_account_has_details_and_leads_to_steering(environment, smol):
+    page = fine(visit("chat", length="12"))
+    page.get_by_key("example_0").click().run()
+    [request, _] = conversation(fine(page)).messages
+    page.query_params["turn"], page.query_params["span"] = "1", "5-6"
+    fine(page.run()).get_by_key("rather").set_value("London").run()
+    answered = answer_of(smol, conversation(fine(page)), 1)
     page.session_state["details"] = True
     page = fine(page.run())
     assert "(template)" in text(page)  # greyed in the heatmap
@@ -109,6 +119,7 @@ def totals(sources):
     return [-value for _, value in sorted(rows)]
 
 
+@pytest.mark.release
 def test_an_answer_is_written_with_the_edits_of_another_view(environment, smol):
     """As under `steer`; without the switch it is the model's own."""
     edits = "L29.ffn.860=900"
@@ -191,6 +202,7 @@ def test_a_model_without_a_template_says_so(first_visit):
     assert not page.chat_input
 
 
+@pytest.mark.release
 def test_views_take_a_conversation(environment, smol, no_stages):
     chat = output_of("What is the capital of France? Answer in one word.")
     page = fine(visit("why", prompt=chat, target="Paris"))
@@ -208,6 +220,7 @@ def test_views_take_a_conversation(environment, smol, no_stages):
     assert "cannot be read" in visit("steer", section="edits", prompt=chat[:-1]).error[0].value
 
 
+@pytest.mark.release
 def test_a_conversation_s_circuit(environment, monkeypatch):
     """Of few nodes."""
     monkeypatch.setattr(circuits, "circuit", lambda *pair, **options: circuit(*pair, **options | FEW_NODES))
@@ -368,6 +381,7 @@ def test_a_foreign_monitor_is_refused_in_a_sentence(chatty, change, reason):
 TOLD = "Anna lives in Oslo. Snow fell. Tom lives in Rome. Where does Anna live?"
 
 
+@pytest.mark.release
 def test_a_sentence_lights_its_sources_and_a_source_its_sentences(environment, smol):
     chat = output_of(TOLD, "Anna lives in Oslo. She is in Oslo.")
     page = fine(visit("chat", chat=chat, turn="1", span="2-3", clicks="sentence"))

@@ -56,6 +56,7 @@ def test_the_circuit_of_a_finished_example_needs_no_model(environment, monkeypat
             assert str(Neuron.parse(neuron)) in {str(edit.neuron) for edit in parse_edits(edits.splitlines())}
 
 
+@pytest.mark.release
 def test_a_recorded_circuit_is_what_is_found(whole_environment, smol):
     """Without the pictures of larger circuits, which take a minute."""
     shown = gallery.example("grammar").explanation

@@ -115,6 +115,7 @@ def card_of_a_group(page):
     return fine(cards.set_value(cards.options[0]).run())
 
 
+@pytest.mark.release
 def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_its_prompt(environment):
     page = fine(visit("circuit", contrast=" desert", nodes="10", neurons="true"))
     prompt = page.get_by_key("prompt").value

@@ -18,9 +18,12 @@ from icebear.steering import outcome
 from icebear.steering.comparison import compare, texts_under
 
 
-def test_a_flip(environment, monkeypatch):
-    """A word without its space, found once for all visitors, and shown before it is measured; Stop leaves what there
-    is, and a button measures the rest of it."""
+def test_a_flip(environment, monkeypatch, desert_by_heads):
+    """A word without its space, found once for all visitors (here before), and shown before it is measured; Stop leaves
+    what there is, and a button measures the rest of it."""
+    asked = []
+    found = lambda model, *what, **options: asked.append(what) or desert_by_heads  # noqa: E731
+    monkeypatch.setattr("icebear.app.web.steering.flips.flip", found)
     swaps = [f'L23.head.{head}<-"{CAMEL}"@last' for head in (4, 5)]
     goes_on = threading.Event()
     monkeypatch.setattr(outcome, "texts_under", lambda *args, **more: goes_on.wait(60) and texts_under(*args, **more))
@@ -41,6 +44,7 @@ def test_a_flip(environment, monkeypatch):
     assert first in text(fine(page)).replace(page.info[0].value, "")
     page.get_by_key("flip_measure").click().run()
     assert list(map(str, started(*wanted).outcome())) == swaps
+    assert asked == [(ICE_BEAR, "desert", CAMEL, 10)]
     shown = text(fine(page.run()))
     assert "2 edits make the model say desert instead of Arctic" in shown
     assert ("not written yet" in shown, "not measured yet" in shown, "Side effects are" in shown) == (
@@ -49,6 +53,11 @@ def test_a_flip(environment, monkeypatch):
         True,
     )
     assert text(visit("steer", prompt=ICE_BEAR, contrast="desert", counterfactual=CAMEL, run="flip")) == shown
+    heads = page.get_by_key("flip_neurons")
+    card = fine(heads.set_value(heads.options[0]).run())
+    assert card.get_by_key("back").label == "Concepts & steering"
+    card.get_by_key("back").click().run()
+    assert fine(page).get_by_key("prompt").value == ICE_BEAR
     page.get_by_key("flip_edit").click().run()
     assert page.get_by_key("edits").value == "\n".join(swaps)
 

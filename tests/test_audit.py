@@ -163,6 +163,7 @@ def test_one_group_is_compared_with_random_neurons(of_topics, store, atlas):
     assert (result.others, row.cluster.name, row.cluster.tested_words) == (0, "", ("a", "b"))
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("others", [0, 9])
 def test_none_is_claimed_by_chance_in_nineteen_of_twenty(of_topics, store, atlas, others, monkeypatch):
     monkeypatch.setattr(audits, "PERMUTATIONS", 199)

@@ -283,6 +283,7 @@ def test_a_damaged_cache_is_noticed_and_repaired(tmp_path, monkeypatch, capsys):
     assert (folder / "model").read_bytes() == b"weights"
 
 
+@pytest.mark.release
 def test_a_local_folder_a_lora_adapter_and_a_gguf_suffix(tmp_path, smol):
     folder = tmp_path / "model"
     tiny = random_model(LLAMA).net.float()

@@ -82,8 +82,9 @@ def test_the_server_answers_below_a_path_with_a_quoted_character(letters):  # no
 
 @pytest.mark.real
 @pytest.mark.browser
+@pytest.mark.release
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.parametrize("host", [HUB, pytest.param("", marks=pytest.mark.release)])
+@pytest.mark.parametrize("host", [HUB, ""])
 def test_the_app_runs_below_its_path(host, tmp_path):
     base = "/user/me/proxy/absolute/8501"
     told = f"https://{host}{base}" if host else base

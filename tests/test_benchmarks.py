@@ -110,6 +110,7 @@ def test_numbers_by_hand():
     assert spans.numbers(SCORES, PARTS, (0,), drawn=[[[0, 1]]])["part"] == 1
 
 
+@pytest.mark.release
 def test_the_control_is_as_long_as_the_evidence_and_random_scores_do_no_better():
     generator, scores = random.Random(0), np.random.default_rng(0)
     parts = [list(range(start, start + 5)) for start in range(0, 50, 5)]

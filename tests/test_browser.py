@@ -49,6 +49,19 @@ def continuations(page):
     return sides.all_inner_texts()
 
 
+def test_an_example_its_other_answer_and_a_card(chromium, address):
+    """From files and the index, without the model."""
+    page = open_view(chromium.new_page(viewport={"width": 1280, "height": 800}), address)
+    page.locator("svg.stages").wait_for()
+    page.get_by_text("Make it say").click()
+    settled(page).get_by_text("draws, seed 0").first.wait_for()
+    view(page, "Neurons")
+    open_view(page, address, "neurons?neuron=L29.ffn.860")
+    page.get_by_role("heading", name="L29.ffn.860", exact=True).wait_for()
+    page.close()
+
+
+@pytest.mark.release
 def test_from_a_prompt_to_another_answer(chromium, address):
     """In a click, beside what icebear chose; stopped, and found again; the link shows it in another browser."""
     page = open_view(chromium.new_page(viewport={"width": 1280, "height": 800}), address)
@@ -129,6 +142,7 @@ def test_what_a_person_does_is_one_step_and_the_question_goes_along(chromium, ad
     page.close()
 
 
+@pytest.mark.release
 def test_a_first_visit_with_an_empty_cache_and_no_network(chromium, tmp_path):
     """The example is there; what needs the model says what is wrong; nothing is built unasked."""
     with started(tmp_path / "none.db", ICEBEAR_CACHE=str(tmp_path / "cache"), PIP_INDEX_URL="http://localhost:9") as (
@@ -251,6 +265,7 @@ FOREIGN = """() => [...document.querySelectorAll('[data-testid=stMain] :is(img, 
     .filter(e => !e.textContent.startsWith("document.querySelector('[data-testid=stMain]').scrollTo(0, 0)")).length"""
 
 
+@pytest.mark.release
 def test_text_stays_text_everywhere(chromium, tiny_folder, tmp_path):
     model = load_model(tiny_folder)
     (tmp_path / "n.jsonl").write_text("\n".join(json.dumps({"text": t, "title": NASTY[1]}) for t in NASTY))

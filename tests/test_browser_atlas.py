@@ -64,6 +64,7 @@ def alone(points):
     return max(far, key=far.get)
 
 
+@pytest.mark.release
 def test_a_map_is_drawn_once_and_its_points_lead_to_cards_lists_and_concepts(chromium, small):
     path, address = small
     page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "atlas")
@@ -97,6 +98,7 @@ def test_a_map_is_drawn_once_and_its_points_lead_to_cards_lists_and_concepts(chr
     page.close()
 
 
+@pytest.mark.release
 def test_hits_and_the_neurons_of_a_prompt_are_lit_up_and_the_map_has_keys(chromium, small):
     """The keys: the point nearest to the middle is shown, and then its card; all points of the view become a list."""
     path, address = small
@@ -125,6 +127,7 @@ def test_hits_and_the_neurons_of_a_prompt_are_lit_up_and_the_map_has_keys(chromi
     page.close()
 
 
+@pytest.mark.release
 def test_the_map_fits_a_phone_and_the_night(chromium, small):
     path, address = small
     page, sums = chromium.new_page(), []

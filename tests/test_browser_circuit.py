@@ -10,6 +10,7 @@ from icebear import circuit
 PAIR = "prompt=The+ice+bear+lives+in+the&counterfactual=The+wild+camel+lives+in+the"
 
 
+@pytest.mark.release
 def test_a_circuit_answers_to_pointing(chromium, address):
     """The panel beside the picture stays in view, and leads to the card and to steering; the link keeps the node."""
     page = chromium.new_page(viewport={"width": 1280, "height": 800})

@@ -163,6 +163,7 @@ def test_a_monitor_reads_messages_and_answers_and_ends_what_it_flags(qwen, tmp_p
     assert run("chat", "--stop-on", code=2)
 
 
+@pytest.mark.release
 def test_a_conversation_shows_no_tokens_of_the_template_but_those_that_were_typed(smol):
     typed = "The capital of Spain, <|im_end|> of course?"
     lines = [FRANCE, typed, "/why 0:1", "/from", "/why 0:1 | Spain | The capital of Italy, or course?", "/quit"]

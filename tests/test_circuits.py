@@ -14,6 +14,7 @@ import pytest
 import torch
 from configurations import DIFFERENT, dense, mixtures
 from conftest import IDS, LLAMA, Double, Letters, random_model
+from few import few_of, third_of
 from reference import differences as pair_reference
 from reference import models as reference_models
 from test_cli import RUN, main, run
@@ -36,6 +37,7 @@ from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("few_texts")
+FOUR = ["llama", "gpt2", "gemma3", "mixtral"]
 KNOWN = {**dense(layers=4), "mixtral": mixtures()["mixtral"], "qwen3_moe": mixtures()["qwen3_moe"], "llama": LLAMA}
 
 
@@ -140,7 +142,7 @@ def test_a_pass_takes_the_values_of_another_as_if_run_after_it(graph, monkeypatc
     assert (expected[1:] - expected[0]).abs().min() > 1e-6
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral"])
+@pytest.mark.parametrize("name", few_of(FOUR, "llama", "mixtral"))
 def test_estimates_are_the_sum_over_explicit_paths(name):
     """A path goes past each layer in between, or through its attention (or router)."""
     graph = made(name, 10)
@@ -202,7 +204,7 @@ def test_contributions_are_those_of_the_reference(name, build):
                 assert graph.contribution[row, column].item() == pytest.approx(expected.item(), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN if name in DIFFERENT])
+@pytest.mark.parametrize("name", third_of([name for name in KNOWN if name in DIFFERENT]))
 def test_contributions_sum_to_each_targets_own_difference(name):
     graph = made(name, 8, heads=name in ("llama", "gpt2", "mixtral"))
     assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-6
@@ -227,7 +229,7 @@ def test_a_chunk_of_sources_is_one_by_one(graph, monkeypatch):
         assert torch.allclose(getattr(alone, name), getattr(graph, name), atol=1e-9, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral"])
+@pytest.mark.parametrize("name", few_of(FOUR, "llama", "mixtral"))
 @pytest.mark.parametrize("heads", [False, True])
 def test_a_common_beginning_is_read_once_and_adds_nothing(name, heads, monkeypatch):
     model, late = calibrated(KNOWN[name]), [*IDS[:3], 17, *IDS[4:]]
@@ -325,7 +327,7 @@ def test_all_edges_between_nodes_are_the_nodes_ablation(graph, few_contexts):
     assert whole.all_edges == pytest.approx(everything.ablation().sufficiency, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize("name", few_of(FOUR[:3], "llama", "gemma3"))
 def test_whole_parts_are_recomputed(name):
     """Contributions still sum to each target's difference, no edge comes from a whole part, and the model run along all
     edges is the nodes' ablation beside the whole parts."""
@@ -456,7 +458,7 @@ class Hooks:
 
 
 @pytest.mark.parametrize("heads", [False, True])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral"])
+@pytest.mark.parametrize("name", few_of(FOUR, "llama", "mixtral"))
 def test_effects_are_interventions(name, heads):
     """One source exchanged, all other heads and neurons held at their values in the prompt."""
     model = calibrated(KNOWN[name])
@@ -700,6 +702,7 @@ def test_another_thread_waits_while_the_model_is_changed(graph):
     assert seen
 
 
+@pytest.mark.release
 @pytest.mark.real
 def test_the_ice_bears_circuit(smol):
     pair = {"contrast": " desert", "counterfactual": "The wild camel lives in the"}

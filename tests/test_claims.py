@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import LLAMA, Letters, random_model
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import script
 from planted import CODES, COMMON, TOPICS, bare
@@ -25,7 +25,7 @@ from icebear.app.cli.main import main
 from icebear.claims import claims_files as files
 from icebear.claims.claim import Claim
 from icebear.claims.claims_files import append_claims, read_claims, write_claims
-from icebear.claims.kind import Measured, NodeId
+from icebear.claims.kind import Measured, NodeId, claimed_prompt
 from icebear.claims.kinds import KINDS
 from icebear.claims.kinds.edits import FlipClaim
 from icebear.claims.kinds.meanings import ConceptClaim, LabelClaim
@@ -316,6 +316,7 @@ def test_the_source_of_an_answer_holds_and_breaks(smol, tmp_path):
         assert row.verdict == ("broken" if changed is eve else "cannot be measured here")
 
 
+@pytest.mark.release
 def test_a_claim_is_about_one_of_two_equal_sentences(smol):
     """Of the context, and of the answer."""
     text = "Anna lives in Oslo. Eve sings. Anna lives in Oslo. It is late. Where does Anna live?"
@@ -374,6 +375,7 @@ def test_a_hostile_file_gets_a_sentence(text, tmp_path):
     assert (tmp_path / "c.yaml").read_text() == text
 
 
+@settings(max_examples=30)
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(), st.floats(-1e6, 1e6))
 def test_any_text_is_read_as_it_was_written(prompt, answer, number):
     answer = answer.encode(errors="ignore").decode()
@@ -520,6 +522,20 @@ def test_a_kind_is_one_class_in_one_file():
         assert fields(kind)
 
 
+def test_the_messages_of_a_prompt_are_claimed_and_token_ids_are_not():
+    message = {"role": "user", "content": "Where?"}
+    assert claimed_prompt("Where?") == "Where?"
+    assert claimed_prompt(Chat([message])) == (message,)
+    with pytest.raises(InputError):
+        claimed_prompt([1, 2])
+
+
+def test_only_a_flip_to_a_word_is_claimed(desert):
+    with pytest.raises(InputError, match="--to"):
+        FlipClaim.of(replace(desert, provenance={}))
+
+
+@pytest.mark.release
 def test_a_flip_holds_at_its_side_effects_and_breaks_without_its_neurons(smol, desert, few_contexts, monkeypatch):
     monkeypatch.setattr("icebear.claims.kinds.edits.RANDOM_DRAWS", 3)
     outcome = outcome_of(smol, desert, HeldOutContexts(smol))
@@ -536,8 +552,6 @@ def test_a_flip_holds_at_its_side_effects_and_breaks_without_its_neurons(smol, d
     (row,) = check(Model(net, smol.tokenizer, "silenced"), [claim]).rows
     assert row.verdict == "broken"
     assert "do not make" in row.why
-    with pytest.raises(InputError, match="--to"):
-        FlipClaim.of(replace(recipe, provenance={}))
 
 
 def test_verbs_refuse_a_concept_and_a_flip_that_chance_does_as_well(tiny_folder, tmp_path, monkeypatch, few_contexts):

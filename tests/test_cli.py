@@ -40,7 +40,8 @@ ELSEWHERE = {"--lens", "--writer", "--lens-file", "--from-neuronpedia", "--image
 
 
 @pytest.mark.parametrize(
-    "verb", [pytest.param(verb, marks=[pytest.mark.release] * (verb in ("atlas", "export"))) for verb in main.commands]
+    "verb",
+    [pytest.param(verb, marks=[pytest.mark.release] * (verb in ("atlas", "export", "demo"))) for verb in main.commands],
 )
 def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch):
     """Here, or on a page with the same options; test_browser.py and test_mcp.py start `app` and `mcp`, the demo is

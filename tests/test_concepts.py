@@ -133,6 +133,7 @@ def test_nothing_is_chosen_on_the_texts_that_test(model, results):
     assert results.provenance["tested_on"] == [20, 20]
 
 
+@pytest.mark.release
 def test_shuffled_texts_give_no_concept(model):
     """The whole way on texts whose kinds were drawn by chance is at chance on the last part."""
     scores = []
@@ -529,6 +530,7 @@ def test_topics_split_words_and_documents():
         topics(rows[:200], ["music"])
 
 
+@pytest.mark.release
 @pytest.mark.real
 def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol, few_contexts):
     """Each measured by the plain model, over what begins as texts with the concept do."""

@@ -474,6 +474,7 @@ def test_an_exchanged_head_fails_in_its_cell_only(tiny, tiny_folder, four, tmp_p
     assert result.passed
 
 
+@pytest.mark.release
 def test_four_bits_fail_in_their_cell_only(tiny, tiny_folder, four):
     quantized = load_model(tiny_folder, bits=4)
     words = (" Paris", " Rome", " A", " B", " C", " D", " is", " are")

@@ -9,6 +9,7 @@ import torch
 from click.testing import CliRunner
 from configurations import dense, mixtures
 from conftest import ICE_BEAR, IDS, LLAMA, Double, random_model
+from few import third_of
 from test_cli import RUN, run
 from test_differences import OTHER, pair_of
 from test_tasks import make
@@ -100,7 +101,7 @@ def test_several_others_are_their_mean_in_any_order(model, method):
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", "gemma3", "bloom", "opt", "falcon", "mixtral", "t5", "bert", "vit", "siglip"]
+    "name", third_of(["llama", "gpt2", "gemma3", "bloom", "opt", "falcon", "mixtral", "t5", "bert", "vit", "siglip"])
 )
 def test_coefficients_between_prompts_for_every_kind_of_model(name):
     known = {**dense(), **mixtures()}
@@ -222,6 +223,7 @@ def few_tried(monkeypatch):
     monkeypatch.setattr("icebear.concepts.answers.counterfactuals.RUNS", 32)
 
 
+@pytest.mark.release
 def test_of_a_chat_words_of_its_messages_are_exchanged(smol, few_tried):
     """Not those of its template, of which SmolLM2's has a sentence."""
     request = [
@@ -290,6 +292,7 @@ def test_the_commonest_words_are_two_hundred_or_so():
 # --- in a terminal ---
 
 
+@pytest.mark.release
 @pytest.mark.real
 @pytest.mark.usefixtures("smol", "few_contexts")
 def test_the_commands_say_what_is_compared(tmp_path):

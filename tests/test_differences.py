@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from configurations import DIFFERENT, dense, mixtures, others
 from conftest import IDS, LLAMA, Double, random_model
+from few import third_of
 from reference import differences as pair_reference
 from reference import models as reference_models
 from test_reference import IN_FLOAT32, NO_SDPA, ONLY_SDPA
@@ -44,7 +45,7 @@ def pair_of(name):
     return ids, [*ids[:3], 33, *ids[4:]]
 
 
-@pytest.mark.parametrize(("name", "kind"), FAMILIES)
+@pytest.mark.parametrize(("name", "kind"), third_of(FAMILIES))
 def test_tokens_add_up_to_the_difference(name, kind):
     """In every other family the self-test of tests/test_families.py says so."""
     model = random_model({**dense(), **mixtures()}[name], kind)
@@ -57,7 +58,7 @@ def test_tokens_add_up_to_the_difference(name, kind):
 
 
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", others())
+@pytest.mark.parametrize("name", third_of(others()))
 def test_so_do_those_of_encoders_encoder_decoders_and_images(name, kind):
     model, (one, other) = make(name, kind), pair_of(name)
     with Double():
@@ -123,6 +124,7 @@ def test_sums_are_exact_however_hard_attention_is(attention):
     assert errors(model)[-1] < 1e-5
 
 
+@pytest.mark.release
 def test_on_real_weights_too(smol):
     """Also where attention turns from one token to another."""
     benchmark = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "differences.py"))

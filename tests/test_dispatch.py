@@ -8,6 +8,7 @@ from accelerate import cpu_offload
 from click.testing import CliRunner
 from configurations import different
 from conftest import IDS, LLAMA, random_model
+from few import third_of
 from transformers import LlamaConfig
 
 from icebear import Edit, Model, Neuron, attribute, circuit, project, steer
@@ -28,7 +29,7 @@ def pair(name):
     return plain, Model(suppressed, name=plain.name)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", third_of(CONFIGS))
 def test_an_offloaded_model_is_the_model(name):
     """Logits to the bit, relevance and edits to rounding, its fingerprint, and nothing is left in it."""
     plain, suppressed = pair(name)

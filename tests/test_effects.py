@@ -10,6 +10,7 @@ import test_tasks
 import torch
 from configurations import DIFFERENT, dense, mixtures
 from conftest import IDS, Letters, random_model
+from few import third_of
 from torch.testing import assert_close
 
 from icebear import Edit, Model, Neuron, attribute, steer
@@ -248,7 +249,7 @@ def explained(model, compared, sites=None):
 
 
 @pytest.mark.parametrize("compared", [True, False], ids=["counterfactual", "average"])
-@pytest.mark.parametrize("name", [*CAUSAL, *OTHERS])
+@pytest.mark.parametrize("name", third_of([*CAUSAL, *OTHERS]))
 def test_effects_equal_a_hook_made_by_hand(name, compared, generator):
     model = made(name)
     relevance, other = explained(model, compared)
@@ -261,7 +262,7 @@ def test_effects_equal_a_hook_made_by_hand(name, compared, generator):
     assert result.to_dict()["matrix"] == result.matrix.tolist()
 
 
-@pytest.mark.parametrize("name", [*CAUSAL, *OTHERS])
+@pytest.mark.parametrize("name", third_of([*CAUSAL, *OTHERS]))
 def test_means_are_over_all_tokens_but_sinks(name):
     model = made(name)
     means, slow = calibrate(model).means, slow_means(model)
@@ -399,7 +400,7 @@ def test_words_are_read_once_and_have_letters():
 ROWS = [IDS[:5], OTHER_IDS, [3, 12, 40]]
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", third_of(DIFFERENT))
 def test_passes_after_any_beginning_equal_whole_passes(name):
     model, rows = made(name), ROWS
     prefix = Prefix.of(model, rows)
@@ -425,7 +426,7 @@ def test_passes_after_any_beginning_equal_whole_passes(name):
             assert_close(together, torch.stack(wholes), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", third_of(NETS))
 def test_a_prefix_is_as_long_as_the_window(name):
     """Most families have none that is shorter than the test's rows."""
     model = random_model(NETS[name], "eager", torch.float32)

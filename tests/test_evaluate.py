@@ -105,6 +105,7 @@ def evaluated(folder, started):
     runner.resume(folder, {"seed": 0}, Part({}, range(500), measure))
 
 
+@pytest.mark.release
 def test_killed_at_any_moment_an_evaluation_keeps_every_finished_sample(tmp_path):
     """Also while it resumes; and it ends with the file of a run that nobody disturbed."""
     generator = random.Random(0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from configurations import mixtures
 from conftest import IDS, Double, random_model
+from few import third_of
 from letters import Letters
 from pages import script
 from transformers import CONFIG_MAPPING
@@ -51,7 +52,7 @@ def pair(model, sites=None):
         return attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=model.sites if sites is None else sites)
 
 
-@pytest.mark.parametrize("name", [*mixtures(), "deepseek_v2", *ROUTERS])
+@pytest.mark.parametrize("name", third_of([*mixtures(), "deepseek_v2", *ROUTERS], "nemotron_h"))
 def test_a_pair_is_two_plain_passes_and_its_tokens_add_up(name):
     model = made(name)
     sites = model.sites if model.has_family else ()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from configurations import DIFFERENT, dense, different, mixtures
 from conftest import IDS, Double, Letters, random_model
+from few import third_of
 from pages import script
 from transformers import CONFIG_MAPPING, Gemma3Config, LlamaConfig, LlamaForCausalLM
 
@@ -51,7 +52,7 @@ def make(name, kind="eager", biases=True):
     return model
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
+@pytest.mark.parametrize("name", third_of([*CONFIGS, *EXPERTS]))
 def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name):
     model = make(name, "eager" if name in NO_SDPA else "sdpa", biases=False)
     with Double(), torch.no_grad():
@@ -69,7 +70,7 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name):
 
 
 # transformers' Falcon with ALiBi gives other logits in eager (it adds the slopes twice) than in SDPA.
-@pytest.mark.parametrize("name", sorted(set(CONFIGS) - NO_SDPA - {"falcon, alibi"}))
+@pytest.mark.parametrize("name", third_of(sorted(set(CONFIGS) - NO_SDPA - {"falcon, alibi"})))
 def test_eager_equals_sdpa(name):
     with Double():
         one, other = (attribute(make(name, kind), IDS, sites=SITES) for kind in ("eager", "sdpa"))
@@ -79,7 +80,7 @@ def test_eager_equals_sdpa(name):
         assert torch.allclose(one.activation(site), other.activation(site), rtol=1e-7, atol=1e-9), site
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", third_of(DIFFERENT))
 def test_batch_equals_single_and_everything_is_undone(name):
     """In every family the self-test compares a batch with single prompts too."""
     model = make(name, attention(name))
@@ -182,7 +183,7 @@ def test_the_text_half_of_a_model_of_images_and_text_is_explained_like_that_text
 
 
 @pytest.mark.usefixtures("few_draws", "few_texts")
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", third_of(DIFFERENT))
 def test_ranking_steering_and_the_scan(name, tmp_path):
     model = Model(random_model(different()[name], dtype=torch.float32, attention="eager").net, Letters(), name)
     best = attribute(model, "the ice bear", sites=[site for site in SITES if site in model.sites]).top(3)
@@ -241,7 +242,7 @@ PAIRED_SCANS = "qwen3_5_text qwen3_next qwen3_5_moe_text olmo_hybrid mamba mamba
 PAIRED_SCANS += "bamba jamba zamba2 rwkv xlstm".split()
 
 
-@pytest.mark.parametrize("kind", PAIRED_SCANS)
+@pytest.mark.parametrize("kind", third_of(PAIRED_SCANS))
 def test_scans_over_tokens_are_explained_beside_a_counterfactual(kind):
     """Difference rules are exact for products, so that the tokens sum to the difference."""
     net = script("families").small_model(kind).net.double()

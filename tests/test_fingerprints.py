@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import IDS, LLAMA, Letters, random_model
+from few import third_of
 
 import icebear
 from icebear import (
@@ -24,7 +25,7 @@ from icebear.edits import Edit
 from icebear.errors import InputError, RecipeError
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", third_of(range(20)))
 def test_the_same_in_both_precisions_and_another_one_for_changed_sizes(seed):
     model = random_model(LLAMA, dtype=torch.float32, seed=seed)
     plain = model.fingerprint

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 from configurations import dense, different, mixtures
 from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model, started_alone
-from few import FEW
+from few import FEW, few_of
 from test_tasks import make
 
 from icebear import ATTNLRP, Chat, Edit, Model, Neuron, Recipe, attribute, build_index, flip, open_store, steer
@@ -92,6 +92,7 @@ def test_two_heads_of_the_camel_move_the_ice_bear(smol, desert_by_heads, monkeyp
     assert max(outcome.other_sources.drawn) < outcome.control.after
 
 
+@pytest.mark.release
 def test_heads_of_a_chat_are_swapped_by_its_token_ids(smol):
     prompt, source = Chat([{"role": "user", "content": "ice"}]), Chat([{"role": "user", "content": "a camel"}])
     state = _start(FlipRequest(smol, prompt, source=source), (7,))
@@ -136,6 +137,7 @@ def answer_alone(recipe, prompt, answer, started):
         answer.write_text(model.predict(prompt, 1)[0].text)
 
 
+@pytest.mark.release
 def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
     desert.save(tmp_path / "desert.json")
     process = started_alone(answer_alone, tmp_path / "desert.json", ICE_BEAR, tmp_path / "answer.txt")
@@ -320,6 +322,7 @@ def test_no_edits_have_no_side_effects(smol, few_contexts):
         HeldOutContexts(smol, ["a"])
 
 
+@pytest.mark.release
 def test_off_target_kl_is_the_mean_over_48_contexts_where_the_edits_act(smol, desert):
     """Against a loop over some: at the last tokens of texts cut inside, and not zero there."""
     places = HeldOutContexts(smol).contexts
@@ -350,6 +353,7 @@ def test_sets_of_edits_that_share_passes_have_the_side_effects_that_they_have_al
     assert min(kl for kl, edits in zip(alone, sets, strict=True) if edits) > 0
 
 
+@pytest.mark.release
 def test_generated_tokens_count_behind_the_contexts(letters):
     """Against teacher forcing one text at a time; an edit that names a position of its own prompt acts at the last."""
     contexts = HeldOutContexts(letters, ["Good night.", "A bus."])
@@ -424,7 +428,7 @@ def next_best(model, prompt, count, rank):
     return ids[-count:]
 
 
-@pytest.mark.parametrize("source", [None, "a source prompt"])
+@pytest.mark.parametrize("source", few_of([None, "a source prompt"], "a source prompt"))
 def test_a_phrase_comes(letters, source):
     """What greedy decoding writes begins with it, with and without a KV cache."""
     prompt = "the ice bear"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from few import third_of
 from hooked_models import IDS, RECORDED, VARIANTS, config_of, folder_of, lens_logits, state_of
 from safetensors.torch import save_file
 from test_cli import run
@@ -54,7 +55,7 @@ def made(tmp_path):
     return lambda name, **more: load_model(folder_of(name, tmp_path / "model", **more), dtype="float64")
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", third_of(VARIANTS))
 def test_the_logits_are_those_of_transformer_lens(name, tmp_path):
     recorded = torch.tensor(json.loads(RECORDED.read_text())[name])
     folder = folder_of(name, tmp_path / "model")
@@ -73,7 +74,9 @@ def test_the_recorded_logits_are_those_of_the_installed_transformer_lens():
         assert (lens_logits(name) - torch.tensor(recorded)).abs().max() < 1e-6, name
 
 
-@pytest.mark.parametrize(("name", "position"), [*((name, 3) for name in VARIANTS), ("plain", -1), ("RMS", -1)])
+@pytest.mark.parametrize(
+    ("name", "position"), third_of([*((name, 3) for name in VARIANTS), ("plain", -1), ("RMS", -1)])
+)
 def test_difference_rules_are_exact_and_relevance_is_conserved(name, position, made):
     model = made(name)
     contrast = {"contrast": 1} if model.output_size > 1 else {}
@@ -100,7 +103,7 @@ def test_a_position_of_a_causal_model_is_the_end_of_a_shorter_prompt(name, made)
     assert torch.allclose(one.attn[:, :5], short.attn)
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", third_of(DIFFERENT))
 def test_a_batch_of_prompts_equals_single_ones(name, made):
     model = made(name)
     prompts = [IDS, IDS[:3], OTHER[:5]]
@@ -209,7 +212,7 @@ def test_effects_and_edits_are_interventions(name, made):
         assert torch.allclose(effects.matrix[row], (difference - difference.mean()).float(), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", third_of(DIFFERENT))
 def test_circuits_of_variants(name, made):
     model = made(name)
     contrast = {"contrast": 1} if model.output_size > 1 else {}

@@ -6,6 +6,7 @@ import pictured
 import pytest
 import torch
 from click.testing import CliRunner
+from few import few_of
 from PIL import Image
 
 from icebear import Chat, InputError, attribute, matrix, source_breakdown, sources
@@ -16,7 +17,7 @@ from icebear.models.text.counterfactual_images import blurred
 from icebear.models.text.prompt_images import with_image
 from icebear.models.text.prompts import Prompt
 
-KINDS = list(pictured.CONFIGS)
+KINDS = few_of(pictured.CONFIGS, *pictured.FEW)
 PARTS = ["- a bear\n", "- Describe it\n", "- user that\n", "- this is\n"]
 TEXT = "".join(PARTS) + "what is this?"
 

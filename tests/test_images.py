@@ -9,6 +9,7 @@ import test_tasks
 import torch
 from click.testing import CliRunner
 from conftest import Double
+from few import third_of
 from PIL import Image, ImageDraw
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
@@ -122,7 +123,7 @@ def test_a_patch_whose_residual_stream_is_huge_is_a_sink():
     assert result.tokens[3] != 0
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", third_of(KINDS))
 @pytest.mark.parametrize(
     "method", [ATTNLRP, CP_LRP, PA_LRP, VIT, AttnLRP(linear=ZPlus()), AttnLRP(linear=AlphaBeta(2))], ids=str
 )

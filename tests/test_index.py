@@ -274,7 +274,7 @@ def _shards(path, count):
 @pytest.mark.parametrize(
     "moments",
     [
-        [lambda path: _shards(path, 1), lambda path: _shards(path, 3), lambda path: _shards(path, 4)],
+        pytest.param([lambda path, n=n: _shards(path, n) for n in (1, 3, 4)], marks=pytest.mark.release),
         [lambda path, name=name: Path(f"{path}.{name}.faiss").exists() for name in ("w_out", "examples")],
     ],
     ids=["across shards", "during vectors"],

@@ -100,6 +100,7 @@ def test_what_is_missing_is_said_before_anything_is_done(part, words, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.release
 def test_a_wheel_explains_and_steers_in_a_plain_installation(wheel, tmp_path, tiny_folder):
     """Installed in an empty environment that sees our dependencies, used there without the optional ones."""
     home = tmp_path / "venv"

@@ -240,6 +240,7 @@ def test_chance_is_seldom_called_clear(indexed):
         assert max(clear.values()) <= 8
 
 
+@pytest.mark.release
 def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
     """A killed run keeps the labels of every batch that it has scored, and the next run adds the others."""
     model, path = indexed
@@ -388,11 +389,11 @@ def test_detection_is_the_auroc(lines):
 
 @pytest.mark.parametrize("heads", [False, True])
 def test_labels_of_a_batch_are_those_of_the_slow_reference(indexed, heads):
-    """Every label, unit and score, of 100 sides, and of as many with shifted activations."""
+    """Every label, unit and score, of 40 sides, and of as many with shifted activations."""
     model, path = indexed
     with open_store(path) as store:
         parts = prepare_samples(model, store)
-    neurons = [Neuron(0, "head" if heads else "ffn", number) for number in range(2 if heads else 50)]
+    neurons = [Neuron(0, "head" if heads else "ffn", number) for number in range(2 if heads else 20)]
     read_of = {part: read_activations(model, x, neurons) for part, x in parts.items()}
     both = sides(parts, neurons, read_of)
     for batch in (both, both.shifted("another")):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from configurations import different
 from conftest import Letters, random_model
+from few import third_of
 from test_tasks import make as other_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,7 +61,7 @@ def test_rows_and_columns_are_those_of_the_whole_weight(make, kind, chosen):
     assert torch.allclose(outside, linear.rows(dtype=kind) + bias, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", third_of(CONFIGS))
 def test_what_neurons_read_and_write_is_read_from_16_bits_as_if_converted_whole(name):
     model = make(name)
     layer = model.layers - 1
@@ -86,7 +87,7 @@ def test_what_neurons_read_and_write_is_read_from_16_bits_as_if_converted_whole(
     assert torch.equal(w_in_rows(model, "q", layer), joined if columns is None else joined[columns])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", third_of(CONFIGS))
 def test_the_unembedding_in_blocks_is_the_unembedding(name, monkeypatch):
     model = make(name)
     config = model.config

@@ -654,6 +654,7 @@ def test_what_is_no_message_is_answered(session, monkeypatch):
         assert not serving.is_alive()
 
 
+@pytest.mark.release
 def test_the_server_ends_when_nobody_reads_its_answers():
     """Although stdin stays open, and without another request."""
     command = [sys.executable, "-m", "icebear", "mcp"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from configurations import PUBLISHED
 from conftest import GEMMA3, LLAMA, random_model
+from few import few_of
 from PIL import Image
 from test_cli import RUN, main, run
 from transformers import (
@@ -26,9 +27,6 @@ from icebear.concepts.memory import COMPUTATIONS, Allocated, _are_alike, memory_
 from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.storage import memory_at_hand
 from icebear.errors import InputError, ModelError
-
-FEW_KINDS = ("smolvlm", "qwen2_5_vl")
-"""Images in tiles, and in patches of any number: `make dist` has the others."""
 
 
 def test_what_is_freed_does_not_count_any_more():
@@ -61,7 +59,8 @@ def test_weights_and_results_are_those_of_the_model(tiny_folder):
     assert all(more.in_pass > need.in_pass for more, need in zip(twice, needs, strict=True))
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.release
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.release)])
 def test_few_layers_say_what_all_take(tied, tmp_path, monkeypatch):
     config = LlamaConfig(**{**LLAMA.to_dict(), "num_hidden_layers": 7, "vocab_size": 3000, "tie_word_embeddings": tied})
     config.save_pretrained(tmp_path)
@@ -85,17 +84,19 @@ def test_layers_of_two_kinds_are_not_alike():
     assert not _are_alike(alike)
 
 
+@pytest.mark.release
 def test_half_the_bytes_a_number_take_less(tiny_folder):
     (weights, needs), (half, smaller) = (memory_needs(tiny_folder, 24, x) for x in (torch.float32, torch.bfloat16))
     assert half == weights // 2
     assert smaller[2].in_pass < needs[2].in_pass
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
         ("Llama 3.1 8B", 8_030_261_248),
-        pytest.param("Llama 3.1 70B", 70_553_706_496, marks=pytest.mark.release),
+        ("Llama 3.1 70B", 70_553_706_496),
     ],
 )
 def test_the_table_of_large_models_is_computed(name, parameters, tmp_path):
@@ -128,9 +129,7 @@ def test_the_command_loads_no_weights(tiny_folder, tmp_path):
     assert RUN.invoke(main, ["doctor", "--model", str(tmp_path), "--tokens", "8"]).exit_code == 1
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.release] * (kind not in FEW_KINDS)) for kind in pictured.CONFIGS]
-)
+@pytest.mark.parametrize("kind", few_of(pictured.CONFIGS, "smolvlm"))
 def test_the_tokens_and_the_tower_of_an_image_count(kind, tmp_path, monkeypatch):
     """An image takes what its tokens take, and its vision tower: against a text of as many tokens."""
     monkeypatch.setattr(memory, "COMPUTATIONS", (COMPUTATIONS[0], COMPUTATIONS[-1]))
@@ -150,10 +149,8 @@ def test_the_command_counts_the_tokens_of_an_image(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "COMPUTATIONS", COMPUTATIONS[:1])
     folder = pictured.save("smolvlm", tmp_path)
     Image.new("RGB", (80, 40), "white").save(tmp_path / "white.png")
-    options = ("doctor", "--model", str(folder), "--tokens", "20", "--image", str(tmp_path / "white.png"))
-    document = json.loads(run(*options, "--json"))
-    assert {row["tokens"] for row in document["needs"]} == {20 + 3 * pictured.TOKENS["smolvlm"]}  # two tiles, and all
-    assert "20 tokens of text and 12 of the image" in run(*options)
+    shown = run("doctor", "--model", str(folder), "--tokens", "20", "--image", str(tmp_path / "white.png"))
+    assert f"20 tokens of text and {3 * pictured.TOKENS['smolvlm']} of the image" in shown  # two tiles, and all
 
 
 def test_an_image_is_refused_where_none_is_read(tiny_folder):

@@ -132,6 +132,7 @@ def test_ids_and_texts_with_a_space_are_read_as_they_are(smol, caplog):
     assert not caplog.text
 
 
+@pytest.mark.release
 def test_all_that_take_an_answer_read_the_word_with_its_space(smol, few_contexts):
     paris, rome = (smol.answer_id(word, after=FRANCE) for word in (" Paris", " Rome"))
     one = attribute(smol, FRANCE, "Paris", "Rome", counterfactual=JAPAN, sites=())
@@ -212,6 +213,7 @@ def test_print_shows_the_screen(of_the_ice_bear):
     assert "<script" not in why._repr_html_()
 
 
+@pytest.mark.release
 def test_a_small_difference_has_no_shares(smol, few_contexts, of_the_ice_bear):
     """Two plus two equals: single nodes recover several times a difference of half a logit."""
     pair = "Two plus two equals", "Two plus three equals"

@@ -81,16 +81,14 @@ def pages(shared, smol, scanned, tmp_path_factory):
 
 
 @pytest.mark.real
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[pytest.mark.release] * (path.stem != "why"), id=path.stem) for path in NOTEBOOKS],
-)
+@pytest.mark.release
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_its_page_is_written(path, pages):
     """The page is what `make docs` includes."""
     path.with_suffix(".md").write_text(pages(path).read_text())
 
 
+@pytest.mark.release
 def test_a_kernel_gives_the_same_page_and_a_notebook_whose_claim_is_false_fails(tmp_path):
     """nbclient's own law, and that we use it so."""
     path = tmp_path / "small.ipynb"

@@ -1,5 +1,6 @@
 """What a GPU would launch, as multiples of gradient x input."""
 
+import pytest
 import torch
 
 from benchmarks.operations import LIMITS, Launched, count, ratios
@@ -14,6 +15,7 @@ def test_views_and_empty_memory_are_not_launched():
     assert count(lambda: (x @ x).add_(1).sum()) == 3
 
 
+@pytest.mark.release
 def test_no_more_operations_than_the_limits(smol):
     measured = ratios(smol)
     assert measured.keys() == LIMITS.keys()

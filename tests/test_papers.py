@@ -276,6 +276,7 @@ def mean(removed, method, metric):
     return sum(line[method][metric] for line in removed) / len(removed)
 
 
+@pytest.mark.release
 def test_faithfulness(removed):
     """Delta A is the area between both curves; AttnLRP's is above random scores'."""
     for line in removed:
@@ -340,6 +341,7 @@ def test_passes():
     assert sum(rows) > len(IDS)
 
 
+@pytest.mark.release
 def test_evidence(smol):
     """Agreement and anaphora: AttnLRP's largest score is the evidence more often than random scores would be."""
     for task in ("agreement", "anaphora"):
@@ -357,6 +359,7 @@ def test_metrics():
     assert (numbers["pta"], numbers["iou_positive"]) == (0.5, pytest.approx(1 / 3))
 
 
+@pytest.mark.release
 def test_questions(smol):
     """The answer in a text: a larger share of AttnLRP's relevance lies on it than of gradient x input."""
     (part,) = GroundTruth("attnlrp,gxi", samples=6, task="qa").parts(smol)
@@ -366,6 +369,7 @@ def test_questions(smol):
     assert all(0 < line["methods"]["attnlrp"]["iou_positive"] <= 1 for line in lines)
 
 
+@pytest.mark.release
 def test_contrast(smol):
     """The subject of a verb: with the other verb as contrast AttnLRP finds it, by the raw logit it does not."""
     items = groundtruth.subject_verb(12)
@@ -414,6 +418,7 @@ def test_alti():
     assert len(set(scores.tolist())) == len(IDS)
 
 
+@pytest.mark.release
 def test_pruning(smol):
     """Heads: without any the log-probability is the model's, and with more of the most relevant gone it is lower."""
     method = methods_of("attnlrp")["attnlrp"]

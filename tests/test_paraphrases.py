@@ -65,6 +65,7 @@ def test_every_task_has_a_paraphrase():
         assert len(longer) > len(own[0].prompt) + 10
 
 
+@pytest.mark.release
 def test_it_runs_and_resumes(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

@@ -56,6 +56,7 @@ def reference(model, ids):
     return tuple(result)
 
 
+@pytest.mark.release
 def test_pieces_equal_every_beginning_decoded_anew(model):
     """Also of texts cut in the middle of a character, at either end, and of tokens in no order."""
     for seed in range(150):

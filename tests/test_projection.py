@@ -6,6 +6,7 @@ import pytest
 import torch
 from configurations import dense, different
 from conftest import ICE_BEAR, IDS, WRITE_CALIBRATION, Letters, random_model
+from few import third_of
 
 from benchmarks.projection import PROMPTS
 from icebear import Model, Neuron, attribute, project, steer
@@ -15,6 +16,7 @@ from icebear.concepts.vocabulary.weight_rows import direct_row, typical, unembed
 from icebear.models.parts.linear import norm_divisor as divisor
 
 
+@pytest.mark.release
 def test_one_unit_changes_the_logits_by_what_project_says(smol):
     """15 neurons of the last layer, 20 prompts: the median ratio of what happens and what is said is near 1."""
     generator = torch.Generator().manual_seed(0)
@@ -53,7 +55,7 @@ FAMILIES = {
 }  # which has no final norm
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", third_of(FAMILIES))
 def test_the_direct_path_is_what_the_rules_see(name):
     """With the final divisor of one token in place of the median, logits are gradients under Eq. 19 in every family:
     centred where the norm centres, sandwich norms passed."""

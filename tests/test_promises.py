@@ -123,6 +123,7 @@ def test_target_contrast_and_continuation_add_up(tiny):
     assert torch.allclose(both.ffn, a.ffn - b.ffn, atol=1e-6)
 
 
+@pytest.mark.release
 def test_a_continuation_is_the_sum_over_its_tokens(smol):
     whole = attribute(smol, "The ice bear", target_text=" lives in")
     first = attribute(smol, "The ice bear", target=" lives")

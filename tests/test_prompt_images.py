@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import Double
+from few import few_of
 from PIL import Image
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
@@ -30,7 +31,7 @@ from icebear.models.text.prompts import Prompt
 KINDS = list(pictured.CONFIGS)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", few_of(["sdpa", "eager"], "sdpa"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_laws_hold_for_every_kind(kind, attention):
     with Double():
@@ -87,7 +88,7 @@ def planted(kind):
     return model, prompts, chosen, answers
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few_of(KINDS, *pictured.FEW))
 @torch.no_grad()
 def test_a_planted_patch_is_first_in_20_of_20(kind):
     with Double():
@@ -184,7 +185,7 @@ def test_patches_follow_each_other_as_the_processor_makes_them():
     assert torch.equal(torch.tensor(theirs), patches_of(pixels, (8, 8), 2, 2))
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=few_of(KINDS, *pictured.FEW))
 def loaded(request, tmp_path_factory):
     """A model of a folder, with its tokenizer and image processor, and the path of a wide picture."""
     return pictured.loaded(request.param, tmp_path_factory.mktemp(request.param))

@@ -75,6 +75,7 @@ def test_gemma3_on_real_weights():
     assert project(model, result.top(1, "ffn")[0].neuron).promoted
 
 
+@pytest.mark.release
 def test_bfloat16_finds_the_same(smol):
     half = load_model("smollm2-135m", dtype="bfloat16", device="cpu")
     assert half.fingerprint == smol.fingerprint
@@ -103,6 +104,7 @@ def fetched(preset, dtype="float32"):
         pytest.skip(f"{preset.name} is neither cached nor can it be fetched: {error}")
 
 
+@pytest.mark.release
 @pytest.mark.real
 @pytest.mark.network
 def test_a_t5_on_real_weights():
@@ -150,6 +152,7 @@ def by_graph(path, pixels, positions):
     return torch.from_numpy(tokens)
 
 
+@pytest.mark.release
 @pytest.mark.real
 @pytest.mark.network
 def test_the_features_of_dinov2_are_those_of_its_graph(tmp_path):

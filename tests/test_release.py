@@ -47,6 +47,7 @@ def made(tmp_path_factory):
     return sorted(out.iterdir())
 
 
+@pytest.mark.release
 @pytest.mark.network
 def test_the_files_of_a_release_are_as_the_package_index_wants_them(made):
     assert [path.name for path in made] == [

@@ -15,7 +15,7 @@ import pandas
 import pytest
 import torch
 from conftest import LLAMA, Letters, random_model
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_two_models import edited, trained
 from test_writers import largest_file
@@ -194,6 +194,7 @@ def test_a_result_with_its_models_is_the_same(results, model, tmp_path):
         assert alike(result, type(result).load(tmp_path / "a.safetensors", model)), name
 
 
+@pytest.mark.release
 def test_another_process_reads_the_same(results, model, tmp_path):
     for name in ("a counterfactual", "two models", "a circuit", "stages", "an explanation of a pair"):
         result = results(name)
@@ -336,6 +337,7 @@ def bits(value):
     return (str(value.dtype), tuple(value.shape), flat.view(torch.uint8).tolist())
 
 
+@settings(max_examples=30)
 @given(OUTER)
 def test_any_record_comes_back_bit_for_bit(tmp_path_factory, record):
     path = tmp_path_factory.mktemp("r") / "a.safetensors"

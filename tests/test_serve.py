@@ -23,6 +23,7 @@ import torch
 import uvicorn
 from click.testing import CliRunner
 from conftest import LLAMA, Letters, random_model
+from few import few_of
 from hypothesis import HealthCheck, given, settings
 from pages import ROOT, script
 from schemathesis.checks import not_a_server_error
@@ -221,7 +222,7 @@ CHAT = [{"role": "user", "content": "Where do ice bears live?"}]
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("special", few_of([True, False], False))
 def test_neuronpedias_client_steers_a_conversation(smol, special):
     feature = {"model": "smollm2-135m", "source": "12-ffn-plus", "index": 77, "strength": -20.0}
     body = {**snake(STEER), "model": "smollm2-135m", "prompt": CHAT, "features": [feature], "strength_multiplier": 1}
@@ -559,6 +560,7 @@ def gone(address, text):
 # --- many ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.release
 def test_two_hundred_calls_at_once_are_answered_or_refused(address):
     bodies = {
         "steer/completion": {**STEER, "temperature": 1.0, "nCompletionTokens": 20},
@@ -656,6 +658,7 @@ def test_no_answer_has_a_path_of_this_machine(model, tmp_path, monkeypatch):
     assert '"letters"' in texts[-2]
 
 
+@pytest.mark.release
 def test_the_command_serves_until_it_is_ended(tiny_folder):
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

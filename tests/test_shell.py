@@ -73,6 +73,7 @@ def test_a_command_that_fails_ends_no_other(line, tiny_folder):
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.release
 def test_ctrl_c_ends_the_command_and_not_the_shell(tiny_folder, tmp_path):
     (tmp_path / "many.txt").write_text("".join(f"The king sees {number} cats.\n" for number in range(20_000)))
     ours, theirs = pty.openpty()

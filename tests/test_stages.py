@@ -11,16 +11,18 @@ import pytest
 import torch
 from configurations import DIFFERENT, dense, mixtures, others
 from conftest import random_model
+from few import third_of
 from hypothesis import given
 from hypothesis import strategies as st
 from reference.stages import Reference
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from icebear import Edit, Neuron, stages, steer
+from icebear.app.web.shared import gallery
 from icebear.concepts.stages.patched_pair import CachedPasses, CompletePasses, PatchedPair, State
 from icebear.concepts.stages.stage_measurements import ENOUGH, OVERSHOOT, RANDOM_DRAWS, StageMeasurement
 from icebear.concepts.stages.stage_parts import ExplainedTokenNodes, Recomputed, Shares
-from icebear.concepts.stages.stage_sentences import stage_sentences, whole_texts
+from icebear.concepts.stages.stage_sentences import keep_text, stage_sentences, warnings, whole_texts
 from icebear.concepts.stages.stages import swap_changes
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -112,7 +114,7 @@ def chosen(masks, kind, layer, width):
     return mask.repeat_interleave(width // len(mask))
 
 
-@pytest.mark.parametrize("name", [*DIFFERENT, "mistral"])
+@pytest.mark.parametrize("name", third_of([*DIFFERENT, "mistral"]))
 def test_cached_passes_are_complete_ones(name):
     """States of every kind, and the causal trace; a model without an exact cache reads all tokens."""
     model = made(name)
@@ -257,6 +259,7 @@ def test_one_head_says_the_other_word(france):
     assert len(france.random_sets.sets) == RANDOM_DRAWS
 
 
+@pytest.mark.release
 def test_parts_are_swapped_together(smol, france):
     """One head gives its swap, as `steer` does, the whole set what is lost without it, and nothing the prompt."""
     for swap in france.swaps:
@@ -337,6 +340,16 @@ def test_the_line_of_what_is_read_names_the_whole_parts_and_begins_with_a_capita
     (name, (line,)), *_ = stage_sentences(result)
     assert name == "Read"
     assert line.startswith(parts[0].upper() + parts[1:])
+
+
+def test_what_fails_is_said():
+    found = gallery.example("geography").explanation.stages
+    assert not warnings(replace(found, reached=True, without=1.0, left_out=()))
+    short, spread = warnings(replace(found, reached=False, alone=0.5, without=0.0, left_out=()))
+    assert "falls short" in short
+    assert "take over" in spread
+    assert "overshoots" in warnings(replace(found, reached=False, alone=OVERSHOOT + 1))[0]
+    assert "and nothing else" in keep_text(replace(found, kind="cut"))
 
 
 def test_what_has_no_stages_is_refused(smol):

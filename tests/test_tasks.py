@@ -8,6 +8,7 @@ import torch
 import transformers
 from configurations import others
 from conftest import IDS, LLAMA, Double, Letters
+from few import few_of, third_of
 from rich.console import Console
 
 from benchmarks.baselines import AtMan
@@ -110,7 +111,7 @@ def test_the_control_of_tokens_removes_them_in_every_model_that_reads_text(name)
     assert others == pytest.approx([occluded[place].item() for place in free if place != first], abs=1e-5)
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("name", "kind"), third_of(CASES))
 def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     model = make(name, kind, biases=False)
     own = logits(model, prompt(model))
@@ -131,7 +132,7 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     assert result.tokens.sum().item() + conserved.positions == pytest.approx(conserved.target, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", third_of(CONFIGS))
 def test_eager_equals_sdpa(name):
     one, other = (make(name, kind) for kind in ("eager", "sdpa"))
     with Double():
@@ -143,7 +144,7 @@ def test_eager_equals_sdpa(name):
     assert a.combined("signed").sum().item() == pytest.approx(a.tokens.sum().item() + a.positions.sum().item())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", third_of(CONFIGS))
 def test_batch_equals_single_and_everything_is_undone(name):
     model = make(name, "sdpa")
 
@@ -193,7 +194,7 @@ def test_a_batch_of_a_decoder_classifier_equals_its_singles(padding):
     assert model.net.config.pad_token_id == padding
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", third_of(CONFIGS))
 def test_checkpointing_changes_nothing(name):
     model = make(name, "sdpa", dtype=torch.float32)
     plain, selected = (attribute(model, prompt(model), method=PA_LRP, checkpoint=flag) for flag in (False, True))
@@ -202,7 +203,7 @@ def test_checkpointing_changes_nothing(name):
     assert torch.allclose(plain.ffn, selected.ffn, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", third_of(CONFIGS))
 def test_a_w2_row_is_what_a_neuron_writes(name):
     """Adding 1 to a neuron moves what its map gives by its row (before a norm that may follow)."""
     model = make(name)
@@ -408,7 +409,7 @@ ENCODERS = {
 }
 
 
-@pytest.mark.parametrize("head", ["MaskedLM", "SequenceClassification", "TokenClassification"])
+@pytest.mark.parametrize("head", few_of(["MaskedLM", "SequenceClassification", "TokenClassification"], "MaskedLM"))
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_more_encoders_have_neurons(kind, head):
     """Gradient x input of a neuron is the slope of edits, an edit to its own value changes nothing, silence is zero in

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 import torch
 from click.testing import CliRunner
+from few import third_of
 from hooked_models import IDS, folder_of
 
 from benchmarks.truth.judge import evaluation as truth
@@ -122,7 +123,7 @@ def test_variables_have_a_value_at_each_token(name):
 # --- decoys ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", third_of(PROGRAMS))
 def test_a_model_with_decoys_is_its_program(name):
     program = PROGRAMS[name]
     prompts = prompts_of(program)
@@ -148,7 +149,7 @@ def without(made, units):
     return restore
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", third_of(PROGRAMS))
 def test_decoys_do_what_their_kind_says(name):
     program = PROGRAMS[name]
     prompts = prompts_of(program, 60)
@@ -182,7 +183,7 @@ def first_pairs(name, variant, count):
     return made, list(itertools.islice(pairs_of(program), count))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", third_of(PROGRAMS))
 def test_pairs_have_different_answers(name):
     program = PROGRAMS[name]
     made, pairs = first_pairs(name, "plain", 6)
@@ -253,6 +254,7 @@ def test_difference_rules_have_the_true_nodes_of_a_program_and_random_scores_do_
     assert rows["random"]["area"] < 0.6
 
 
+@pytest.mark.release
 def test_the_evaluation_needs_no_model_resumes_and_prints_strict_json(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(truth, "VARIANTS", {"plain": truth.plain})

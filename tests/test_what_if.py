@@ -32,9 +32,7 @@ CHEF = "The chef added salt to the"
 PROMPTS = [
     CHEF,
     "2 + 2 =",
-    "The president of the United States lives in the",
-    "In 1945 the war ended, and the soldiers went",
-    "Paris and Rome, the cities of",
+    "In 1945 the president of the United States went",
 ]
 
 
@@ -103,7 +101,7 @@ def test_a_change_is_that_of_a_fresh_pass(smol, found):
         ids, after = smol.token_ids(prompt), list(result.explained.after)
         before = slow_odds(smol, [*ids, *after], result.explained.token)
         assert "".join(smol.pieces(after)) == result.explained_after
-        for row in result.exchanges[::7]:
+        for row in result.exchanges[::10]:
             start, end = row.position, row.position + row.length
             assert len(row.tokens) == row.length
             assert "".join(smol.pieces(ids[start:end])).strip() == row.word
@@ -132,6 +130,7 @@ def test_the_explained_word_is_likely_and_a_content_word(smol, found):
     assert found["2 + 2 ="].explained_after == " "
 
 
+@pytest.mark.release
 def test_many_prompts_together_are_each_alone(smol):
     ids = smol.token_ids(CHEF)
     reader = Reader(smol, ids)
@@ -182,21 +181,10 @@ def test_forms_of_one_word(word, other, same):
 
 
 def test_numbers_and_phrases_are_exchanged_whole(found):
-    words = {row.word for row in found["In 1945 the war ended, and the soldiers went"].exchanges}
-    assert {"1945", "ended", "soldiers"} <= words
-    for row in found["In 1945 the war ended, and the soldiers went"].exchanges:
+    exchanges = found[PROMPTS[-1]].exchanges
+    assert {row.word for row in exchanges} == {"1945", "president", "United States"}
+    for row in exchanges:
         assert row.word != "1945" or row.instead.isdecimal()
-    assert "United States" in {row.word for row in found["The president of the United States lives in the"].exchanges}
-    assert {"Paris", "Rome"} <= {row.word for row in found["Paris and Rome, the cities of"].exchanges}
-
-
-def test_of_a_chat_only_messages_are_exchanged(smol):
-    chat = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = smol.ids(chat)
-    inside = {place for turn in smol.turns(ids) for place in range(turn.text_start, turn.text_stop)}
-    rows = exchange_words(smol, chat).exchanges
-    assert {"capital", "France"} <= {row.word for row in rows}
-    assert all(inside.issuperset(range(row.position, row.position + row.length)) for row in rows)
 
 
 def test_a_frame_with_the_commands(smol, found):
@@ -209,6 +197,7 @@ def test_a_frame_with_the_commands(smol, found):
     assert what_if(smol, ",").empty
 
 
+@pytest.mark.release
 def test_the_command_of_a_row_names_the_tokens_that_were_measured(smol, found):
     for result in found.values():
         for row in result.shown:
@@ -252,9 +241,6 @@ def test_the_next_token_is_explained_as_it_is_where_one_asks_for_it(smol, few_co
     likeliest = smol.predict("2 + 2 =", 1)[0].text
     document = json.loads(run("explain", "2 + 2 =", "--json", "--next-token"))
     assert (document["target"]["text"], document["explained_after"]) == (likeliest, "")
-    document = json.loads(run("explain", "2 + 2 =", "--json"))
-    assert document["explained_after"] == " "
-    assert document["target"]["text"].isdecimal()
 
 
 def test_the_answer_hangs_on_a_word_only_if_an_exchange_of_it_costs_a_nat(found):
@@ -371,6 +357,15 @@ def test_a_change_of_a_message_is_that_of_a_fresh_pass(smol, chats):
             assert row.change == pytest.approx(odds - before, abs=1e-3)
 
 
+def test_only_messages_are_exchanged(smol, chats):
+    for name, result in chats.items():
+        turns = smol.turns(smol.ids(CHATS[name]))
+        inside = {place for turn in turns for place in range(turn.text_start, turn.text_stop)}
+        for row in result.exchanges:
+            assert inside.issuperset(range(row.position, row.position + row.length))
+    assert {"capital", "France"} <= {row.word for row in chats[FRANCE].exchanges}
+
+
 def test_only_the_last_message_of_the_user_is_exchanged(chats):
     assert {row.word for row in chats["second"].exchanges} <= {"Where", "camels", "live"}
     assert {row.word for row in chats["system"].exchanges} <= {"capital", "France"}
@@ -402,7 +397,7 @@ def test_the_command_of_a_chat_compares_what_was_measured(smol, chats):
 def test_each_row_has_two_answers_to_compare(smol, found, chats):
     seen = set()
     for result in (*found.values(), *chats.values()):
-        for row in result.exchanges[::6]:
+        for row in result.exchanges[::10]:
             ids = smol.ids(result.chat or result.prompt)
             changed = [*ids[: row.position], *row.tokens, *ids[row.position + row.length :], *result.explained.after]
             likeliest = int(smol.next_logits(changed).argmax())
@@ -434,6 +429,7 @@ def test_a_comparison_of_a_chat_is_chosen_as_of_a_text(smol, few_contexts):
     assert "stages" in document
 
 
+@pytest.mark.release
 def test_next_token_of_a_chat(smol, few_contexts):
     likeliest = smol.predict(CHATS[FRANCE], 1)[0].text
     document = json.loads(run("explain", "--chat", FRANCE, "--json", "--next-token"))
@@ -442,6 +438,7 @@ def test_next_token_of_a_chat(smol, few_contexts):
     assert "answer" not in document
 
 
+@pytest.mark.release
 def test_a_number_in_a_terminal_compares_two_chats(chats, few_contexts, monkeypatch):
     monkeypatch.setattr("icebear.app.cli.verbs.explain.is_terminal", lambda: True)
     rows = chats[FRANCE].shown
@@ -461,6 +458,7 @@ def test_an_answer_without_a_content_word_is_explained_at_its_first_token(smol, 
     assert "no content word" not in answer_sentence(chats[FRANCE], "")
 
 
+@pytest.mark.release
 def test_a_model_that_answers_nothing_is_explained_at_the_token_that_ends_it(smol, chats, monkeypatch):
     empty = replace(chats[FRANCE].answer, ids=(), token_strings=(), probabilities=())
     monkeypatch.setattr(Model, "answer", lambda *_: empty)
@@ -469,11 +467,16 @@ def test_a_model_that_answers_nothing_is_explained_at_the_token_that_ends_it(smo
     assert result.explained.token == smol.predict(CHATS[FRANCE], 1)[0].id
 
 
-def test_a_long_chat_is_explained_without_exchanges(smol, monkeypatch, few_contexts):
+def test_a_long_chat_is_explained_without_exchanges(smol, monkeypatch):
     monkeypatch.setattr("icebear.concepts.answers.what_if.LONGEST", 10)
     result = exchange_words_if_short(smol, CHATS[FRANCE])
     assert (result.explained.text, result.exchanges) == (" Paris", ())
     assert "10 tokens" in str(result)
+
+
+@pytest.mark.release
+def test_the_command_explains_a_long_chat_without_exchanges(smol, monkeypatch, few_contexts):
+    monkeypatch.setattr("icebear.concepts.answers.what_if.LONGEST", 10)
     document = json.loads(run("explain", "--chat", FRANCE, "--json"))
     assert (document["target"]["text"], document["exchanges"]) == (" Paris", [])
 
@@ -502,14 +505,20 @@ def test_a_base_model_has_no_messages(smol, monkeypatch):
     assert exchange_words_if_short(smol, FRANCE).prompt == FRANCE
 
 
-def test_a_bare_question_is_asked_as_a_chat_and_says_so(smol, few_contexts):
-    screen = run("explain", FRANCE)  # the first pass of a kind proves its rules, which the document says
+def test_a_bare_question_is_asked_as_a_chat_and_says_so(chats, few_contexts):
+    screen = run("explain", FRANCE)
+    assert shlex.join(["icebear", "explain", "--chat", FRANCE]) in screen
+    assert "This is a question" in screen
+    assert str(chats[FRANCE]) in " ".join(screen.split())
+
+
+@pytest.mark.release
+def test_the_document_of_a_bare_question_is_that_of_its_chat(smol, few_contexts):
+    run("explain", FRANCE)  # the first pass of a kind proves its rules, which the document says
     document = json.loads(run("explain", FRANCE, "--json"))
     command = shlex.split(document.pop("chat_command"))
     assert command == ["icebear", "explain", "--chat", FRANCE]
     assert document == json.loads(run(*command[1:], "--json"))
-    assert shlex.join(command) in screen
-    assert "This is a question" in screen
     assert "explained_after" not in json.loads(run("explain", FRANCE, "--json", "--target", " The"))
     plain = json.loads(run("explain", FRANCE, "--json", "--next-token"))
     assert plain["target"]["text"] == smol.predict(FRANCE, 1)[0].text
@@ -517,7 +526,8 @@ def test_a_bare_question_is_asked_as_a_chat_and_says_so(smol, few_contexts):
     assert exchange_words(smol, FRANCE).chat is None  # in Python nothing unasked
 
 
-@pytest.mark.parametrize("words", [("--chat", FRANCE), (FRANCE,)])
+@pytest.mark.release
+@pytest.mark.parametrize("words", [pytest.param(("--chat", FRANCE), marks=pytest.mark.release), (FRANCE,)])
 def test_a_claim_is_about_the_next_token(smol, words, tmp_path, few_contexts):
     file = tmp_path / "claims.json"
     document = json.loads(run("explain", *words, "--json", "--claim", str(file)))
