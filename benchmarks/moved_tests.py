@@ -82,7 +82,8 @@ class Recorded:
             for line in path.read_text().splitlines():
                 number, name = line.split("\t", 1)
                 seconds[name] += float(number)
-        command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "release"]
+        options = ["-o", "addopts=--strict-markers", "-q", "--collect-only", "-m", "release"]
+        command = [sys.executable, "-m", "pytest", *options]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         return cls(folder, seconds, set(listed.splitlines()) & seconds.keys())
 

@@ -29,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
@@ -80,10 +81,8 @@ class Mutant:
     @property
     def statement(self) -> range:
         """The lines of the smallest statement around it; of a compound statement, those above its body."""
-        nodes = [node for node in ast.walk(ast.parse(self.code)) if isinstance(node, ast.stmt)]
-        spans = [range(node.lineno, header_end(node) + 1) for node in nodes]
         line = range(self.line, self.line + 1)  # of a decorator, `except` or `case`
-        return min((span for span in spans if self.line in span), key=len, default=line)
+        return min((span for span in statements(self.code) if self.line in span), key=len, default=line)
 
 
 @dataclass
@@ -98,6 +97,13 @@ class Row:
     tests: int = 0
     outcome: str = ""
     killed_by: str = ""
+
+
+@lru_cache(1)
+def statements(code: str) -> list[range]:
+    """The lines of each statement; of a compound one, those above its body."""
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.stmt)]
+    return [range(node.lineno, header_end(node) + 1) for node in nodes]
 
 
 def header_end(node: ast.stmt) -> int:

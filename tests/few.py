@@ -44,9 +44,11 @@ def few(patch: pytest.MonkeyPatch, values: dict[str, Any] = FEW) -> None:
 
 def few_of(values: Iterable[Any], *now: Any) -> list[Any]:
     """The values of a parameter, or tuples of several, of which `make test` runs these few, and `make dist` all."""
-    marks = pytest.mark.release
-    rest = lambda value: pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks)  # noqa: E731
-    return [value if value in now else rest(value) for value in values]
+    return [value if value in now else _in_dist(value) for value in values]
+
+
+def _in_dist(value: Any) -> Any:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.release)
 
 
 def third_of(values: Iterable[Any], *also: Any) -> list[Any]:

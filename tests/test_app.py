@@ -581,6 +581,7 @@ def test_a_typed_prompt_is_compared_with_what_the_command_line_chooses(environme
     assert page.query_params["counterfactual"] == other
 
 
+@pytest.mark.release
 def test_an_emptied_field_stays_empty_until_the_prompt_changes(chosen):
     chosen |= {"The brown bear lives in the": CAMEL, "The black bear lives in the": "The black camel lives in the"}
     page = fine(visit(prompt=ICE_BEAR))

@@ -240,6 +240,7 @@ def test_of_a_chat_words_of_its_messages_are_exchanged(smol, few_tried):
         assert set(changed) <= text
 
 
+@pytest.mark.release
 def test_a_suggestion_exchanges_one_content_word_for_another_answer(smol, few_tried):
     prompt = "The capital of France is"
     ids, old = smol.token_ids(prompt), smol.predict(prompt, 1)[0]

@@ -31,6 +31,7 @@ from pages import (
     build_site,
     commands,
     read,
+    runs_on_a_page,
     script,
 )
 
@@ -153,7 +154,8 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
             if block.language == "python":
                 text = python(code, names) if block.runs else ""
             elif block.language == "console":
-                text = "".join(command(words, folder, block.runs, page) for words in commands(code))
+                runs = lambda words: block.runs and not (long and page == README and runs_elsewhere(words))  # noqa: E731
+                text = "".join(command(words, folder, runs(words)) for words in commands(code))
         if block.language == "text" and text and not block.mark:
             assert_said(code, text)
         if long or block.language == "text":
@@ -171,16 +173,20 @@ def python(code, names):
     return output.getvalue()
 
 
-def command(words, folder, runs, page):
-    """What `icebear` prints; `icebear index` goes on where the folder's index is. A command that does not run, or of
-    the README with the picture that another page makes, is only read; of what sets up or builds, which other tests and
-    CI run, it is only seen that it is there."""
+def runs_elsewhere(words):
+    """Whether another page than the README runs it."""
+    return words[0] == "icebear" and runs_on_a_page(words[1:], PAGES[1:])
+
+
+def command(words, folder, runs):
+    """What `icebear` prints; `icebear index` goes on where the folder's index is. A command that does not run is only
+    read; of what sets up or builds, which other tests and CI run, it is only seen that it is there."""
     name, *rest = words
     if name == "make":
         subprocess.run(["make", "--dry-run", *rest], cwd=ROOT, check=True, capture_output=True)
     elif name != "icebear":
         assert Path(name).name in ("python", "python3", "pip"), f"{name} is nothing that pages should run"
-    elif not runs or (page == README and "--image" in rest):
+    elif not runs:
         read(rest)
     elif rest[0] not in ("app", "mcp", "serve"):  # they do not end; other tests start them
         if rest[0] == "index":

@@ -70,6 +70,7 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
     assert_inside(smol, desert)
 
 
+@pytest.mark.release
 def test_two_heads_of_the_camel_move_the_ice_bear(smol, desert_by_heads, monkeypatch):
     """Each head alone, both, and the number of the outcome are those of steering."""
     monkeypatch.setattr("icebear.steering.outcome.RANDOM_DRAWS", 4)

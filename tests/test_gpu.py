@@ -59,6 +59,7 @@ def test_passes_and_scans_wait_no_more_often_than_before():
     assert all(counted.total() <= WAITS[name] for name, counted in lines.items()), lines
 
 
+@pytest.mark.release
 def test_the_waits_of_a_pass_do_not_grow_with_layers(monkeypatch):
     few, many = ({**gpu_checks.NARROW, "num_hidden_layers": layers} for layers in (2, 5))
     counted = []

@@ -66,7 +66,7 @@ def four_texts(monkeypatch):
 
 
 @pytest.mark.usefixtures("four_texts")
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", third_of(SLOW))
 def test_the_jacobians_are_the_means_of_slow_ones(name):
     model = lettered(SLOW[name])
     built = build_mean_lens(model)

@@ -60,7 +60,7 @@ def test_weights_and_results_are_those_of_the_model(tiny_folder):
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.release)])
+@pytest.mark.parametrize("tied", [False, True])
 def test_few_layers_say_what_all_take(tied, tmp_path, monkeypatch):
     config = LlamaConfig(**{**LLAMA.to_dict(), "num_hidden_layers": 7, "vocab_size": 3000, "tie_word_embeddings": tied})
     config.save_pretrained(tmp_path)

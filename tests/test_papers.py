@@ -381,6 +381,7 @@ def test_contrast(smol):
     assert points[True] > points[False]
 
 
+@pytest.mark.release
 def test_scope(smol):
     """Where fewer tokens count, evidence is never hit less often."""
     lines = groundtruth.score_items(smol, groundtruth.facts(6), {"attnlrp": ATTNLRP})

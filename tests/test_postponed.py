@@ -118,7 +118,6 @@ def test_what_lacks_a_name_is_imported_at_once(monkeypatch):
     assert not is_postponed("pandas")
 
 
-@pytest.mark.release
 @pytest.mark.real
 def test_a_preset_is_loaded_and_explained_without_sympy_and_has_the_weights_and_buffers_of_any_folder(smol):
     from transformers import AutoModelForCausalLM

@@ -51,6 +51,7 @@ def test_ids_are_never_tokenised_again():
     assert attribute(model, Prompt(ids=(1, 2, 1)), target_text="a").prompt.ids[:3] == (1, 2, 1)
 
 
+@pytest.mark.release
 def test_messages_are_rendered_by_the_models_own_template(smol):
     """Once, with no second start token, up to where the model answers; what it has begun to answer is gone on with."""
     ids = smol.tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, return_dict=False)

@@ -22,7 +22,7 @@ from icebear.app.web.shared import gallery
 from icebear.concepts.stages.patched_pair import CachedPasses, CompletePasses, PatchedPair, State
 from icebear.concepts.stages.stage_measurements import ENOUGH, OVERSHOOT, RANDOM_DRAWS, StageMeasurement
 from icebear.concepts.stages.stage_parts import ExplainedTokenNodes, Recomputed, Shares
-from icebear.concepts.stages.stage_sentences import keep_text, stage_sentences, warnings, whole_texts
+from icebear.concepts.stages.stage_sentences import keep_text, percent, stage_sentences, warnings, whole_texts
 from icebear.concepts.stages.stages import swap_changes
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -340,6 +340,15 @@ def test_the_line_of_what_is_read_names_the_whole_parts_and_begins_with_a_capita
     (name, (line,)), *_ = stage_sentences(result)
     assert name == "Read"
     assert line.startswith(parts[0].upper() + parts[1:])
+
+
+def test_the_last_line_is_of_all_heads_and_neurons():
+    found = gallery.example("geography").explanation.stages
+    last, (line,) = stage_sentences(found)[-1]
+    assert last == ""
+    assert f"recomputed: {percent(found.everything)}" in line
+    little = replace(found, counterfactual=found.prompt)
+    assert stage_sentences(little)[-1][0] == "Written"
 
 
 def test_what_fails_is_said():

@@ -237,7 +237,7 @@ def test_the_self_test_finds_nothing_wrong(name, monkeypatch):
     assert ("cross" in result.sites) == (model.task.name == "seq2seq")
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", third_of(READERS))
 def test_ranking_scan_cards_and_annotations(name, tmp_path):
     model = make(name, dtype=torch.float32)
     text = "the ice ~ bear" if model.task.name == "masked" else "the ice bear"

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 from conftest import LLAMA, Letters, random_model
+from few import few_of
 from transformers import LlamaConfig
 
 from icebear import Model, attribute, steer
@@ -125,7 +126,7 @@ def test_at_most_two_tokens_are_written_between_a_request_and_its_answer(writer,
     assert max(waits) <= 2
 
 
-@pytest.mark.parametrize(("temperature", "breaks"), [(0.0, True), (2.0, False)])
+@pytest.mark.parametrize(("temperature", "breaks"), few_of([(0.0, True), (2.0, False)], (2.0, False)))
 def test_two_texts_are_written_in_turn_and_are_as_alone(writer, temperature, breaks):
     """Also drawn ones, and where the one that began first ends first, or fails."""
     options = {"temperature": temperature}

@@ -159,6 +159,7 @@ def test_the_table_and_its_control(found):
         assert [row["word"] for row in document] == [row.word for row in result.exchanges]
 
 
+@pytest.mark.release
 def test_a_comparison_loses_the_word_and_has_an_answer_of_its_own(smol):
     result = exchange_words(smol, "The capital of France is")
     assert {"Germany", "Spain"} <= {row.instead for row in result.comparisons}
