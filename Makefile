@@ -48,7 +48,7 @@ dist: install
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 	$(PIP) --editable '.[dev,ray,servers]'
-	$(BIN)/pytest -m release
+	$(MAKE) pytest MARKS=release
 
 # Type checkers and import-linter find a package in folders only: build/typed has links, laid out as they are installed.
 FOLDERS := app claims explanation evaluation actmax steering concepts lrp models db
