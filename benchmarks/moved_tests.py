@@ -1,15 +1,17 @@
 """Does `make test` see the faults that the tests of `make dist` see? Mutants of the code that these execute.
 
-It draws mutants (operators: mutations.py) of the statements that tests of `make dist` execute, in all packages. Each
-runs the tests of `make test` that execute its statement, the quickest first, for at most 60 s. If it survives, it runs
-the tests of `make dist` that do, for at most 300 s; `lost` are those that only these kill. Statements that run in other
-processes (servers, commands that are started) are not recorded.
+It draws mutants (operators: mutations.py) of the statements that tests of `make dist` execute, in all folders but
+icebear/. Each runs the tests of `make test` that execute its statement, the quickest first, for at most 60 s. If it
+survives, it runs the tests of `make dist` that do, for at most 300 s; `lost` are those that only these kill, at most,
+because more tests of `make test` may. Statements that run in other processes (servers, commands that are started) are
+not recorded.
 
     pip install cosmic-ray==8.7.0 coverage==7.17.5
-    OMP_NUM_THREADS=1 MOVED=moved pytest -p benchmarks.moved_tests -n 3 --dist worksteal
+    OMP_NUM_THREADS=1 MOVED=moved python -m pytest -p benchmarks.moved_tests -n 3 --dist worksteal
     OMP_NUM_THREADS=1 python -m benchmarks.moved_tests --out moved
 
-The first run writes into the folder which test executes which line; the second resumes.
+The first command writes into the folder which test executes which line: for a choice of tests that move, before they
+do. The second one resumes.
 """
 
 from __future__ import annotations
@@ -67,6 +69,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         (Path(FOLDER) / f"seconds-{os.getpid()}.txt").write_text("".join(lasted))
 
 
+def collected(marks: str) -> set[str]:
+    """The tests that there are."""
+    options = ["-o", "addopts=--strict-markers", "-q", "--collect-only", "-m", marks]
+    command = [sys.executable, "-m", "pytest", *options]
+    return {*subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()}
+
+
 @dataclass
 class Recorded:
     """What was recorded: the seconds of each test, and the tests of each line of a file."""
@@ -82,10 +91,8 @@ class Recorded:
             for line in path.read_text().splitlines():
                 number, name = line.split("\t", 1)
                 seconds[name] += float(number)
-        options = ["-o", "addopts=--strict-markers", "-q", "--collect-only", "-m", "release"]
-        command = [sys.executable, "-m", "pytest", *options]
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        return cls(folder, seconds, set(listed.splitlines()) & seconds.keys())
+        kept = {name: seconds[name] for name in collected("release or not release") & seconds.keys()}
+        return cls(folder, kept, collected("release") & kept.keys())
 
     def tests_by_line(self, file: str) -> dict[int, set[str]]:
         lines: dict[int, set[str]] = defaultdict(set)
@@ -133,12 +140,12 @@ def drawn(recorded: Recorded, count: int, seed: int) -> list[Drawn]:
 def measure(row: Row, one: Drawn, recorded: Recorded, folder: Path) -> None:
     """First by the tests that stay, then by those that moved."""
     tests = mutations.Tests(coverage.CoverageData(no_disk=True), recorded.seconds)
-    for outcome, names in (("stays", one.stays), ("moved", one.moved)):
-        chosen = tests.within(names, LIMITS[outcome])
+    for part, names in (("stays", one.stays), ("moved", one.moved)):
+        chosen = tests.within(names, LIMITS[part])
         row.tests += len(chosen)
-        row.outcome, row.killed_by = run(one.mutant, chosen, folder, LIMITS[outcome] + mutations.START_SECONDS)
+        row.outcome, row.killed_by = run(one.mutant, chosen, folder, LIMITS[part] + mutations.START_SECONDS)
         if row.outcome != "survived":
-            row.outcome = "lost" if (outcome, row.outcome) == ("moved", "killed") else row.outcome
+            row.outcome = "lost" if (part, row.outcome) == ("moved", "killed") else row.outcome
             break
     print(f"{row.mutant} {row.operator}: {row.outcome} {row.killed_by}", flush=True)
 

@@ -56,6 +56,7 @@ def test_an_example_its_other_answer_and_a_card(chromium, address):
     page.get_by_text("Make it say").click()
     settled(page).get_by_text("draws, seed 0").first.wait_for()
     view(page, "Neurons")
+    page.wait_for_url("**/neurons*")
     open_view(page, address, "neurons?neuron=L29.ffn.860")
     page.get_by_role("heading", name="L29.ffn.860", exact=True).wait_for()
     page.close()

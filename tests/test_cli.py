@@ -41,12 +41,12 @@ ELSEWHERE = {"--lens", "--writer", "--lens-file", "--from-neuronpedia", "--image
 
 @pytest.mark.parametrize(
     "verb",
-    [pytest.param(verb, marks=[pytest.mark.release] * (verb in ("atlas", "export", "demo"))) for verb in main.commands],
+    [pytest.param(verb, marks=[pytest.mark.release] * (verb in ("atlas", "export"))) for verb in main.commands],
 )
 def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch):
     """Here, or on a page with the same options; test_browser.py and test_mcp.py start `app` and `mcp`, the demo is
     below; test_lens.py, test_lens_files.py, test_descriptions.py and test_neuronpedia_import.py have what is left out.
-    The page of `doctor` is one that `make dist` runs, but each change may break the default model's self-test."""
+    Of most examples it is a page that `make dist` runs, but each change may break the default model's self-test."""
     examples = [shlex.split(line)[1:] for line in commands(main.commands[verb].help)]
     assert examples, f"{verb} has no example"
     monkeypatch.chdir(folder)

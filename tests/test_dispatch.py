@@ -29,7 +29,7 @@ def pair(name):
     return plain, Model(suppressed, name=plain.name)
 
 
-@pytest.mark.parametrize("name", third_of(CONFIGS))
+@pytest.mark.parametrize("name", third_of(CONFIGS, "llama, tied"))
 def test_an_offloaded_model_is_the_model(name):
     """Logits to the bit, relevance and edits to rounding, its fingerprint, and nothing is left in it."""
     plain, suppressed = pair(name)

@@ -75,7 +75,7 @@ def test_the_recorded_logits_are_those_of_the_installed_transformer_lens():
 
 
 @pytest.mark.parametrize(
-    ("name", "position"), third_of([*((name, 3) for name in VARIANTS), ("plain", -1), ("RMS", -1)])
+    ("name", "position"), third_of([*((name, 3) for name in VARIANTS), ("plain", -1), ("RMS", -1)], ("one number", 3))
 )
 def test_difference_rules_are_exact_and_relevance_is_conserved(name, position, made):
     model = made(name)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import LLAMA, Letters, random_model, started_alone
-from few import few_of
 
 from icebear import ATTNLRP, CP_LRP, Model, annotate, attribute, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
@@ -152,7 +151,11 @@ def same_index(a, b):
     assert a.checksum() == b.checksum()
 
 
-@pytest.mark.parametrize("limits", [(16, 32, 33, 10**6), *few_of([[20, 50], [5, 7], [121, 500]])], ids=str)
+LIMITS = [(16, 32, 33, 10**6)]
+LIMITS += [pytest.param(limits, marks=pytest.mark.release) for limits in ((20, 50), (5, 7), (121, 500))]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
 def test_a_larger_limit_goes_on_and_ends_as_one_scan(model, corpus, tmp_path, limits):
     """To the bit. Only full shards are left alone: the last one gets more sentences."""
     path = tmp_path / "c.txt"

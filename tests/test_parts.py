@@ -46,7 +46,7 @@ def stopping(after):
     return stop
 
 
-@pytest.mark.parametrize("count", few_of([1, 3, 8], 3))
+@pytest.mark.parametrize("count", few_of([1, 3, 8], 8))
 def test_parts_in_any_order_are_one_run(model, corpus, tmp_path, whole, count):
     """Some are interrupted and run again; some have no shard."""
     order = random.Random(count).sample(range(1, count + 1), count)
@@ -74,7 +74,6 @@ def scan_alone(folder, corpus, texts, part, pause, started):
     scan_part(model, read_corpus(corpus), folder, part, 8, k=K)
 
 
-@pytest.mark.release
 @pytest.mark.long
 def test_killed_parts_run_again_and_merge_in_any_order_to_one_run(model, corpus, tmp_path, monkeypatch, whole):
     """Three of eight, by a signal after their first shard; the checksum is that of the command."""

@@ -114,7 +114,7 @@ def chosen(masks, kind, layer, width):
     return mask.repeat_interleave(width // len(mask))
 
 
-@pytest.mark.parametrize("name", third_of([*DIFFERENT, "mistral"]))
+@pytest.mark.parametrize("name", third_of([*DIFFERENT, "mistral"], "mistral"))
 def test_cached_passes_are_complete_ones(name):
     """States of every kind, and the causal trace; a model without an exact cache reads all tokens."""
     model = made(name)

@@ -159,7 +159,6 @@ def test_the_table_and_its_control(found):
         assert [row["word"] for row in document] == [row.word for row in result.exchanges]
 
 
-@pytest.mark.release
 def test_a_comparison_loses_the_word_and_has_an_answer_of_its_own(smol):
     result = exchange_words(smol, "The capital of France is")
     assert {"Germany", "Spain"} <= {row.instead for row in result.comparisons}
@@ -528,7 +527,7 @@ def test_the_document_of_a_bare_question_is_that_of_its_chat(smol, few_contexts)
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("words", [pytest.param(("--chat", FRANCE), marks=pytest.mark.release), (FRANCE,)])
+@pytest.mark.parametrize("words", [("--chat", FRANCE), (FRANCE,)])
 def test_a_claim_is_about_the_next_token(smol, words, tmp_path, few_contexts):
     file = tmp_path / "claims.json"
     document = json.loads(run("explain", *words, "--json", "--claim", str(file)))
