@@ -52,7 +52,9 @@ def pair(model, sites=None):
         return attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=model.sites if sites is None else sites)
 
 
-@pytest.mark.parametrize("name", third_of([*mixtures(), "deepseek_v2", *ROUTERS], "nemotron_h", "minimax"))
+@pytest.mark.parametrize(
+    "name", third_of([*mixtures(), "deepseek_v2", *ROUTERS], "nemotron_h", "minimax", "deepseek_v2")
+)
 def test_a_pair_is_two_plain_passes_and_its_tokens_add_up(name):
     model = made(name)
     sites = model.sites if model.has_family else ()
