@@ -1,5 +1,6 @@
 """`icebear serve`, called by Neuronpedia's own client, by schemathesis, and by many at once, with a small model."""
 
+import asyncio
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import neuronpedia_inference_client as client
@@ -558,6 +560,15 @@ def gone(address, text):
 
 
 # --- many ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("waiting", "options"), [(LIMITS.waiting, {}), (1, {"fail_if_busy": True})])
+def test_one_more_than_may_wait_is_refused(waiting, options):
+    queue = api.Queue(Session("letters"))
+    queue.waiting = waiting
+    response = asyncio.run(queue.answer(None, SimpleNamespace(**options), None))
+    assert response.status_code == 429
+    assert queue.waiting == waiting
 
 
 @pytest.mark.release
