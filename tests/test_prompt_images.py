@@ -132,6 +132,14 @@ def test_the_map_has_the_relevance_of_each_token_at_its_block(kind):
     assert sorted(sum(prompt.parts.values(), ())) == list(range(len(prompt.ids)))
 
 
+@pytest.mark.parametrize("shape", [(3, 8), (4, 8, 8), (1, 3, 8, 8)])
+def test_pixels_of_another_shape_or_of_integers_are_refused(shape):
+    model, prompt = pictured.made("gemma3"), pictured.prompt("gemma3")
+    for pixels in (torch.zeros(shape), torch.zeros(3, 8, 8, dtype=torch.uint8)):
+        with pytest.raises(InputError, match="3 x height x width"):
+            with_image(model, replace(prompt, image=pixels))
+
+
 def tiled(rows, columns, has_overview):
     """An image of tiles of 4 x 6 pixels, blocks of 2 x 3."""
     count = rows * columns + has_overview
