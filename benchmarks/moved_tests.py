@@ -91,8 +91,8 @@ class Recorded:
             for line in path.read_text().splitlines():
                 number, name = line.split("\t", 1)
                 seconds[name] += float(number)
-        kept = {name: seconds[name] for name in collected("release or not release") & seconds.keys()}
-        return cls(folder, kept, collected("release") & kept.keys())
+        there = {name: seconds[name] for name in collected("release or not release") & seconds.keys()}
+        return cls(folder, there, collected("release") & there.keys())
 
     def tests_by_line(self, file: str) -> dict[int, set[str]]:
         lines: dict[int, set[str]] = defaultdict(set)
