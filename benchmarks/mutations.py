@@ -157,9 +157,14 @@ def drawn(count: int, seed: int) -> list[Mutant]:
     files = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     everything = [mutant for path in files for mutant in mutants(path)]
     print(f"{len(everything)} mutants in {len(files)} files")
+    return sorted(
+        sampled(everything, count, seed), key=lambda mutant: (mutant.file, mutant.line, mutant.column, mutant.operator)
+    )
+
+
+def sampled(everything: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
     shuffled = random.Random(seed).sample(everything, len(everything))
-    chosen = islice((mutant for mutant in shuffled if compiles(mutant.mutated)), count)
-    return sorted(chosen, key=lambda mutant: (mutant.file, mutant.line, mutant.column, mutant.operator))
+    return list(islice((mutant for mutant in shuffled if compiles(mutant.mutated)), count))
 
 
 def row_of(mutant: Mutant) -> Row:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from appview import fine, text, visit
 from conftest import CAMEL, ICE_BEAR
+from few import few_of
 
 from icebear import Concept, monitor
 from icebear.app.web.shared import jobs, markdown, served
@@ -16,14 +17,17 @@ from icebear.app.web.steering import concepts, monitor_section
 from icebear.app.web.steering.flips import differences, started
 from icebear.steering import outcome
 from icebear.steering.comparison import compare, texts_under
+from icebear.steering.flipping.flip import flip
 
 
-def test_a_flip(environment, monkeypatch, desert_by_heads):
-    """A word without its space, found once for all visitors (here before), and shown before it is measured; Stop leaves
-    what there is, and a button measures the rest of it."""
+@pytest.mark.parametrize("searches", few_of([False, True], False))
+def test_a_flip(environment, monkeypatch, desert_by_heads, searches):
+    """A word without its space, found once for all visitors, and shown before it is measured; Stop leaves what there
+    is, and a button measures the rest of it. Without a search it is the flip that other tests found."""
     asked = []
-    found = lambda model, *what, **options: asked.append(what) or desert_by_heads  # noqa: E731
-    monkeypatch.setattr("icebear.app.web.steering.flips.flip", found)
+    found = flip if searches else lambda *_, **options: desert_by_heads
+    asking = lambda model, *what, **options: asked.append(what) or found(model, *what, **options)  # noqa: E731
+    monkeypatch.setattr("icebear.app.web.steering.flips.flip", asking)
     swaps = [f'L23.head.{head}<-"{CAMEL}"@last' for head in (4, 5)]
     goes_on = threading.Event()
     monkeypatch.setattr(outcome, "texts_under", lambda *args, **more: goes_on.wait(60) and texts_under(*args, **more))

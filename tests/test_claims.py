@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import LLAMA, Letters, random_model
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pages import script
 from planted import CODES, COMMON, TOPICS, bare
@@ -375,7 +375,6 @@ def test_a_hostile_file_gets_a_sentence(text, tmp_path):
     assert (tmp_path / "c.yaml").read_text() == text
 
 
-@settings(max_examples=30)
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(), st.floats(-1e6, 1e6))
 def test_any_text_is_read_as_it_was_written(prompt, answer, number):
     answer = answer.encode(errors="ignore").decode()

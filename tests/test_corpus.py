@@ -232,7 +232,7 @@ def test_duplicates_are_found_in_little_room(monkeypatch, tmp_path):
     monkeypatch.setattr(sentencex, "segment", lambda language, text: [text])
     seed = random.Random(0)
     path = tmp_path / "many.txt"
-    path.write_text("\n".join(str(seed.randrange(20_000)) for _ in range(30_000)))
+    path.write_text("\n".join(str(seed.randrange(40_000)) for _ in range(60_000)))
     expected = set(path.read_text().split())
     result = read_corpus(str(path)).sentences()
     tracemalloc.start()

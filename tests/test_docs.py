@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from click.testing import CliRunner
 from conftest import CAMEL, ICE_BEAR, index_small
-from few import UNCOUNTED, few
+from few import UNCOUNTED, few, few_of
 from pages import (
     BLOCK,
     GENERATED,
@@ -137,7 +137,8 @@ def once(smol, desert, desert_by_heads):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.release] * (page not in TESTED), id=page.stem) for page in PAGES],
+    few_of(PAGES, *TESTED),
+    ids=lambda page: page.stem,
 )
 def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
     """In a folder of its own, with the examples. Where no output is shown, with few contexts, draws and new tokens."""
@@ -357,4 +358,10 @@ def test_public_functions_document_each_parameter_and_the_result():
 
 def test_every_public_name_is_on_the_api_page():
     headings = re.findall(r"^### `?(\w+)", script("api").page(), re.MULTILINE)
+    assert set(icebear.__all__) == set(headings)
+
+
+@pytest.mark.release
+def test_every_public_name_is_on_the_api_page_of_the_site(site):
+    headings = re.findall(r'<h3 id="\w+">(\w+)', (site / "api" / "index.html").read_text())
     assert set(icebear.__all__) == set(headings)

@@ -389,11 +389,11 @@ def test_detection_is_the_auroc(lines):
 
 @pytest.mark.parametrize("heads", [False, True])
 def test_labels_of_a_batch_are_those_of_the_slow_reference(indexed, heads):
-    """Every label, unit and score, of 40 sides, and of as many with shifted activations."""
+    """Every label, unit and score, of 100 sides, and of as many with shifted activations."""
     model, path = indexed
     with open_store(path) as store:
         parts = prepare_samples(model, store)
-    neurons = [Neuron(0, "head" if heads else "ffn", number) for number in range(2 if heads else 20)]
+    neurons = [Neuron(0, "head" if heads else "ffn", number) for number in range(2 if heads else 50)]
     read_of = {part: read_activations(model, x, neurons) for part, x in parts.items()}
     both = sides(parts, neurons, read_of)
     for batch in (both, both.shifted("another")):

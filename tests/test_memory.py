@@ -149,8 +149,10 @@ def test_the_command_counts_the_tokens_of_an_image(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "COMPUTATIONS", COMPUTATIONS[:1])
     folder = pictured.save("smolvlm", tmp_path)
     Image.new("RGB", (80, 40), "white").save(tmp_path / "white.png")
-    shown = run("doctor", "--model", str(folder), "--tokens", "20", "--image", str(tmp_path / "white.png"))
-    assert f"20 tokens of text and {3 * pictured.TOKENS['smolvlm']} of the image" in shown  # two tiles, and all
+    options = ("doctor", "--model", str(folder), "--tokens", "20", "--image", str(tmp_path / "white.png"))
+    document = json.loads(run(*options, "--json"))
+    assert {row["tokens"] for row in document["needs"]} == {20 + 3 * pictured.TOKENS["smolvlm"]}  # two tiles, and all
+    assert "20 tokens of text and 12 of the image" in run(*options)
 
 
 def test_an_image_is_refused_where_none_is_read(tiny_folder):

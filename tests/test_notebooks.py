@@ -81,6 +81,7 @@ def pages(shared, smol, scanned, tmp_path_factory):
 
 
 @pytest.mark.real
+@pytest.mark.long
 @pytest.mark.release
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_its_page_is_written(path, pages):

@@ -15,7 +15,7 @@ import pandas
 import pytest
 import torch
 from conftest import LLAMA, Letters, random_model
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_two_models import edited, trained
 from test_writers import largest_file
@@ -337,7 +337,6 @@ def bits(value):
     return (str(value.dtype), tuple(value.shape), flat.view(torch.uint8).tolist())
 
 
-@settings(max_examples=30)
 @given(OUTER)
 def test_any_record_comes_back_bit_for_bit(tmp_path_factory, record):
     path = tmp_path_factory.mktemp("r") / "a.safetensors"

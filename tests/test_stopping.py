@@ -119,7 +119,7 @@ def test_what_ends_by_itself_ends_as_before():
 
 
 @pytest.mark.parametrize(
-    ("sent", "called"), [(signal.SIGINT, False), pytest.param(signal.SIGTERM, True, marks=pytest.mark.release)]
+    ("sent", "called"), few_of([(signal.SIGINT, False), (signal.SIGTERM, True)], (signal.SIGINT, False))
 )
 def test_a_server_behind_a_pipe(tmp_path, sent, called):
     """As an agent starts it: without the model it says how to fetch it, and fetches nothing."""

@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 import torch
+from few import few_of
 from test_cli import RUN, run
 
 from icebear import Chat, Model, what_if
@@ -29,11 +30,14 @@ from icebear.explanation.sentences import answer_sentence
 from icebear.models.text.answer import read_span
 
 CHEF = "The chef added salt to the"
-PROMPTS = [
-    CHEF,
-    "2 + 2 =",
-    "In 1945 the president of the United States went",
-]
+WORDS = {
+    "In 1945 the president of the United States went": {"1945", "president", "United States"},
+    "In 1945 the war ended, and the soldiers went": {"1945", "ended", "soldiers"},
+    "The president of the United States lives in the": {"United States"},
+    "Paris and Rome, the cities of": {"Paris", "Rome"},
+}
+"""What is exchanged whole."""
+PROMPTS = [CHEF, "2 + 2 =", *WORDS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,9 +56,9 @@ def exchanged_once():
         yield
 
 
-@pytest.fixture(scope="module")
-def found(smol):
-    return {prompt: exchange_words(smol, prompt) for prompt in PROMPTS}
+@pytest.fixture(scope="module", params=few_of([3, len(PROMPTS)], 3), ids=str)
+def found(request, smol):
+    return {prompt: exchange_words(smol, prompt) for prompt in PROMPTS[: request.param]}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_a_change_is_that_of_a_fresh_pass(smol, found):
         ids, after = smol.token_ids(prompt), list(result.explained.after)
         before = slow_odds(smol, [*ids, *after], result.explained.token)
         assert "".join(smol.pieces(after)) == result.explained_after
-        for row in result.exchanges[::10]:
+        for row in result.exchanges[::7]:
             start, end = row.position, row.position + row.length
             assert len(row.tokens) == row.length
             assert "".join(smol.pieces(ids[start:end])).strip() == row.word
@@ -181,10 +185,21 @@ def test_forms_of_one_word(word, other, same):
 
 
 def test_numbers_and_phrases_are_exchanged_whole(found):
-    exchanges = found[PROMPTS[-1]].exchanges
-    assert {row.word for row in exchanges} == {"1945", "president", "United States"}
-    for row in exchanges:
-        assert row.word != "1945" or row.instead.isdecimal()
+    for prompt in WORDS.keys() & found.keys():
+        assert {row.word for row in found[prompt].exchanges} >= WORDS[prompt]
+        for row in found[prompt].exchanges:
+            assert row.word != "1945" or row.instead.isdecimal()
+
+
+@pytest.mark.release
+def test_of_a_chat_only_messages_are_exchanged(smol):
+    """As a list, not as a `Chat`."""
+    chat = [{"role": "user", "content": FRANCE}]
+    ids = smol.ids(chat)
+    inside = {place for turn in smol.turns(ids) for place in range(turn.text_start, turn.text_stop)}
+    rows = exchange_words(smol, chat).exchanges
+    assert {"capital", "France"} <= {row.word for row in rows}
+    assert all(inside.issuperset(range(row.position, row.position + row.length)) for row in rows)
 
 
 def test_a_frame_with_the_commands(smol, found):
@@ -241,6 +256,13 @@ def test_the_next_token_is_explained_as_it_is_where_one_asks_for_it(smol, few_co
     likeliest = smol.predict("2 + 2 =", 1)[0].text
     document = json.loads(run("explain", "2 + 2 =", "--json", "--next-token"))
     assert (document["target"]["text"], document["explained_after"]) == (likeliest, "")
+
+
+@pytest.mark.release
+def test_else_the_content_word_after_it_is_explained(smol, few_contexts):
+    document = json.loads(run("explain", "2 + 2 =", "--json"))
+    assert document["explained_after"] == " "
+    assert document["target"]["text"].isdecimal()
 
 
 def test_the_answer_hangs_on_a_word_only_if_an_exchange_of_it_costs_a_nat(found):
@@ -397,7 +419,7 @@ def test_the_command_of_a_chat_compares_what_was_measured(smol, chats):
 def test_each_row_has_two_answers_to_compare(smol, found, chats):
     seen = set()
     for result in (*found.values(), *chats.values()):
-        for row in result.exchanges[::10]:
+        for row in result.exchanges[::6]:
             ids = smol.ids(result.chat or result.prompt)
             changed = [*ids[: row.position], *row.tokens, *ids[row.position + row.length :], *result.explained.after]
             likeliest = int(smol.next_logits(changed).argmax())
